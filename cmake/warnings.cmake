@@ -1,0 +1,23 @@
+# lacuna_library(NAME room sources... LINK targets...): a static library with the project's include paths and warnings.
+set(LACUNA_WARNINGS -Wall -Wextra -Werror -Wno-missing-field-initializers)
+set(LACUNA_SANITIZE_FLAGS "")
+if(LACUNA_SANITIZE)
+  set(LACUNA_SANITIZE_FLAGS -fsanitize=${LACUNA_SANITIZE} -fno-omit-frame-pointer -g)
+  if(LACUNA_SANITIZE MATCHES "undefined")
+    list(APPEND LACUNA_SANITIZE_FLAGS -fno-sanitize-recover=all)
+  endif()
+endif()
+
+function(lacuna_target name)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include)
+  target_compile_options(${name} PRIVATE ${LACUNA_WARNINGS} ${LACUNA_SANITIZE_FLAGS})
+  target_link_options(${name} PUBLIC ${LACUNA_SANITIZE_FLAGS})
+endfunction()
+
+function(lacuna_library name)
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
+  lacuna_target(${name})
+  target_link_libraries(${name} PUBLIC ${ARG_LINK})
+endfunction()

@@ -1,0 +1,60 @@
+// Context: the only thing one must create. It owns the devices, their backends and the CPU thread
+// pool; it is immutable after creation and may be shared between threads. It owns no stream and no
+// workspace: those come with each call in Launch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lacuna/status.h"
+#include "lacuna/tensor.h"
+
+namespace lacuna {
+
+struct ContextOptions {
+  // Threads of the CPU backend, the calling thread included. 0: one per core that the process may
+  // run on.
+  int num_threads = 0;
+};
+
+// What a call needs besides its arguments. `stream` is the backend's stream (null on the CPU).
+// `workspace` must hold `workspace_bytes(context, args)` bytes, 64-byte aligned, on the device of
+// the arguments; its contents do not matter and are not kept.
+struct Launch {
+  void* stream = nullptr;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+};
+
+struct ContextState;  // src/ops/backend.h
+
+class Context {
+ public:
+  static Result<Context> create(const ContextOptions& options = {});
+
+  const ContextState& state() const { return *state_; }
+
+ private:
+  explicit Context(std::shared_ptr<const ContextState> state) : state_(std::move(state)) {}
+  std::shared_ptr<const ContextState> state_;
+};
+
+// Why a kernel will not run these arguments, in words for the person who reads it.
+struct KernelRefusal {
+  std::string kernel;
+  std::string reason;
+};
+
+// What dispatch would do with given arguments. `status` is ok when some kernel runs them; then
+// `kernel` names it, and `preferred` tells whether it was chosen for speed or only because nothing
+// else runs. `refusals` lists every kernel that refused. Nothing is launched.
+struct Explanation {
+  Status status;
+  std::string kernel;
+  bool preferred = false;
+  std::vector<KernelRefusal> refusals;
+};
+
+}  // namespace lacuna

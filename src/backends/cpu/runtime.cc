@@ -1,0 +1,67 @@
+// Fills core's Runtime for the CPU: launches are synchronous, so streams and events are empty.
+#include "backends/cpu/runtime.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "backends/cpu/backend.h"
+#include "backends/cpu/kernels.h"
+
+namespace lacuna::cpu {
+namespace {
+
+// A page and more than any vector; also what CUDA's allocator promises.
+constexpr size_t kAlignment = 4096;
+
+Result<void*> allocate_bytes(int64_t bytes) {
+  if (bytes < 0) {
+    return invalid_argument("allocate: " + std::to_string(bytes) + " bytes");
+  }
+  if (bytes == 0) {
+    return static_cast<void*>(nullptr);
+  }
+  const size_t size = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  void* data = std::aligned_alloc(kAlignment, size);
+  if (data == nullptr) {
+    return out_of_memory("allocate: the host has no " + std::to_string(bytes) + " bytes left");
+  }
+  return data;
+}
+
+Result<void*> nothing(int) { return static_cast<void*>(nullptr); }
+
+}  // namespace
+
+const Runtime kRuntime = {
+    .name = "cpu",
+    .allocate = [](int, int64_t bytes) { return allocate_bytes(bytes); },
+    .free = [](int, void* data) { std::free(data); },
+    .allocate_pinned = allocate_bytes,
+    .free_pinned = [](void* data) { std::free(data); },
+    .register_host = [](void*, int64_t) { return ok_status(); },
+    .unregister_host = [](void*) {},
+    .copy =
+        [](void* to, const void* from, int64_t bytes, void*) {
+          if (bytes > 0) {
+            std::memmove(to, from, static_cast<size_t>(bytes));
+          }
+          return ok_status();
+        },
+    .fill_bytes =
+        [](void* to, int value, int64_t bytes, void*) {
+          if (bytes > 0) {
+            std::memset(to, value, static_cast<size_t>(bytes));
+          }
+          return ok_status();
+        },
+    .create_stream = nothing,
+    .destroy_stream = [](void*) {},
+    .synchronize = [](int, void*) { return ok_status(); },
+    .create_event = nothing,
+    .destroy_event = [](void*) {},
+    .record_event = [](void*, void*) { return ok_status(); },
+    .wait_event = [](void*, void*) { return ok_status(); },
+};
+
+}  // namespace lacuna::cpu
