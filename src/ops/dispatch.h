@@ -157,3 +157,15 @@ Explanation explain_op(const Context& context, const Args& args) {
 }
 
 }  // namespace lacuna
+
+// Defines the public functions of an operation: run, workspace_bytes and explain.
+#define LACUNA_PUBLIC_OP(ArgsType, op)                                            \
+  Status op(const Context& context, const ArgsType& args, const Launch& launch) { \
+    return run_op(context, args, launch);                                         \
+  }                                                                               \
+  Result<int64_t> workspace_bytes(const Context& context, const ArgsType& args) { \
+    return op_workspace_bytes(context, args);                                     \
+  }                                                                               \
+  Explanation explain(const Context& context, const ArgsType& args) {             \
+    return explain_op(context, args);                                             \
+  }

@@ -144,9 +144,26 @@ Status moe_route(const Context& context, const MoeRouteArgs& args, const Launch&
 Status moe_experts(const Context& context, const MoeExpertsArgs& args, const Launch& launch = {});
 Status sample(const Context& context, const SampleArgs& args, const Launch& launch = {});
 
+Result<int64_t> workspace_bytes(const Context& context, const EmbeddingArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const RmsNormArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const LayerNormArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const RopeArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const LinearArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const HeadLinearArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const SiluMulArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const MoeRouteArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const MoeExpertsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const SampleArgs& args);
+
+Explanation explain(const Context& context, const EmbeddingArgs& args);
+Explanation explain(const Context& context, const RmsNormArgs& args);
+Explanation explain(const Context& context, const LayerNormArgs& args);
+Explanation explain(const Context& context, const RopeArgs& args);
+Explanation explain(const Context& context, const LinearArgs& args);
+Explanation explain(const Context& context, const HeadLinearArgs& args);
+Explanation explain(const Context& context, const SiluMulArgs& args);
+Explanation explain(const Context& context, const MoeRouteArgs& args);
+Explanation explain(const Context& context, const MoeExpertsArgs& args);
+Explanation explain(const Context& context, const SampleArgs& args);
 
 }  // namespace lacuna
