@@ -41,7 +41,7 @@ HWY_INLINE void store_float(hn::Vec<D> v, D d, float* to) {
 }
 
 template <class D>
-HWY_INLINE void store_float(hn::Vec<D> v, D d, Bf16* to) {
+HWY_INLINE void store_float(hn::Vec<D> v, D /*d*/, Bf16* to) {
   const hn::Rebind<uint16_t, D> du16;
   const hn::Rebind<uint32_t, D> du32;
   const auto bits = hn::BitCast(du32, v);

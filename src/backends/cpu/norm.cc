@@ -1,0 +1,301 @@
+// Row-wise kernels of the engine: embedding, RMSNorm, LayerNorm, SiLU times up. Memory-bound: one
+// pass to reduce, one to write.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "backends/cpu/kernels.h"
+#include "backends/cpu/ranges.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backends/cpu/norm.cc"
+#include "hwy/foreach_target.h"
+// foreach_target.h must come first.
+#include "backends/cpu/simd-inl.h"
+#include "hwy/contrib/math/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lacuna::cpu::HWY_NAMESPACE {
+
+// Element i of a vector of any stride, widened.
+template <class T>
+HWY_INLINE float at(const T* from, int64_t stride, int64_t i) {
+  return to_float(from[i * stride]);
+}
+
+// h = x + add, written back; returns the sum of squares of h. `add` may be null.
+float add_and_sum_squares(float* x, const float* add, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto sum0 = hn::Zero(d);
+  auto sum1 = hn::Zero(d);
+  float tail = 0;
+  int64_t i = 0;
+  if (add != nullptr) {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const auto h0 = hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, add + i));
+      const auto h1 = hn::Add(hn::LoadU(d, x + i + lanes), hn::LoadU(d, add + i + lanes));
+      hn::StoreU(h0, d, x + i);
+      hn::StoreU(h1, d, x + i + lanes);
+      sum0 = hn::MulAdd(h0, h0, sum0);
+      sum1 = hn::MulAdd(h1, h1, sum1);
+    }
+    for (; i < n; ++i) {
+      x[i] += add[i];
+      tail += x[i] * x[i];
+    }
+  } else {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const auto h0 = hn::LoadU(d, x + i);
+      const auto h1 = hn::LoadU(d, x + i + lanes);
+      sum0 = hn::MulAdd(h0, h0, sum0);
+      sum1 = hn::MulAdd(h1, h1, sum1);
+    }
+    for (; i < n; ++i) {
+      tail += x[i] * x[i];
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))) + tail;
+}
+
+// out = (x - mean) * inverse * weight + bias; `bias` may be null. out may be x.
+template <class W, class B, class Out>
+void normalize_row(const float* x, float mean, float inverse, const W* weight,
+                   int64_t weight_stride, const B* bias, int64_t bias_stride, Out* out,
+                   int64_t out_stride, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  if (weight_stride == 1 && out_stride == 1 && (bias == nullptr || bias_stride == 1)) {
+    const auto mean_v = hn::Set(d, mean);
+    const auto inverse_v = hn::Set(d, inverse);
+    for (; i + lanes <= n; i += lanes) {
+      const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
+      auto y = hn::Mul(hn::Mul(centred, inverse_v), load_float(d, weight + i));
+      if (bias != nullptr) {
+        y = hn::Add(y, load_float(d, bias + i));
+      }
+      store_float(y, d, out + i);
+    }
+  }
+  for (; i < n; ++i) {
+    float y = (x[i] - mean) * inverse * at(weight, weight_stride, i);
+    if (bias != nullptr) {
+      y += at(bias, bias_stride, i);
+    }
+    store_scalar(y, out + i * out_stride);
+  }
+}
+
+template <class W, class Out>
+void rms_norm_rows_typed(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  const int64_t n = args.x.shape[1];
+  for (int64_t t = begin; t < end; ++t) {
+    float* x = args.x.as<float>() + t * args.x.strides[0];
+    const float* add = args.add.empty() ? nullptr : args.add.as<float>() + t * args.add.strides[0];
+    const double mean_square = static_cast<double>(add_and_sum_squares(x, add, n)) / n;
+    const float inverse = static_cast<float>(1.0 / std::sqrt(mean_square + args.eps));
+    normalize_row<W, float, Out>(x, 0.0f, inverse, args.weight.as<W>(), args.weight.strides[0],
+                                 nullptr, 0, args.out.as<Out>() + t * args.out.strides[0],
+                                 args.out.strides[1], n);
+  }
+}
+
+void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
+  const bool bf16_weight = args.weight.dtype == DType::kBFloat16;
+  const bool bf16_out = args.out.dtype == DType::kBFloat16;
+  if (bf16_weight) {
+    bf16_out ? rms_norm_rows_typed<Bf16, Bf16>(args, begin, end)
+             : rms_norm_rows_typed<Bf16, float>(args, begin, end);
+  } else {
+    bf16_out ? rms_norm_rows_typed<float, Bf16>(args, begin, end)
+             : rms_norm_rows_typed<float, float>(args, begin, end);
+  }
+}
+
+float sum_of(const float* x, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    sum = hn::Add(sum, hn::LoadU(d, x + i));
+  }
+  float tail = 0;
+  for (; i < n; ++i) {
+    tail += x[i];
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
+}
+
+// Centred, so that a large mean does not cancel.
+float sum_of_squares_about(const float* x, float mean, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto mean_v = hn::Set(d, mean);
+  auto sum = hn::Zero(d);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
+    sum = hn::MulAdd(centred, centred, sum);
+  }
+  float tail = 0;
+  for (; i < n; ++i) {
+    tail += (x[i] - mean) * (x[i] - mean);
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
+}
+
+template <class W, class B, class Out>
+void layer_norm_rows_typed(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const int64_t n = args.x.shape[1];
+  for (int64_t t = begin; t < end; ++t) {
+    const float* x = args.x.as<float>() + t * args.x.strides[0];
+    const float mean = static_cast<float>(static_cast<double>(sum_of(x, n)) / n);
+    const double variance = static_cast<double>(sum_of_squares_about(x, mean, n)) / n;
+    const float inverse = static_cast<float>(1.0 / std::sqrt(variance + args.eps));
+    normalize_row(x, mean, inverse, args.weight.as<W>(), args.weight.strides[0], args.bias.as<B>(),
+                  args.bias.strides[0], args.out.as<Out>() + t * args.out.strides[0],
+                  args.out.strides[1], n);
+  }
+}
+
+template <class W, class B>
+void layer_norm_rows_to(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  args.out.dtype == DType::kBFloat16 ? layer_norm_rows_typed<W, B, Bf16>(args, begin, end)
+                                     : layer_norm_rows_typed<W, B, float>(args, begin, end);
+}
+
+void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
+  const bool bf16_bias = args.bias.dtype == DType::kBFloat16;
+  if (args.weight.dtype == DType::kBFloat16) {
+    bf16_bias ? layer_norm_rows_to<Bf16, Bf16>(args, begin, end)
+              : layer_norm_rows_to<Bf16, float>(args, begin, end);
+  } else {
+    bf16_bias ? layer_norm_rows_to<float, Bf16>(args, begin, end)
+              : layer_norm_rows_to<float, float>(args, begin, end);
+  }
+}
+
+template <class T>
+void embedding_rows_typed(const EmbeddingArgs& args, int64_t begin, int64_t end) {
+  const int64_t vocabulary = args.table.shape[0];
+  const int64_t width = args.table.shape[1];
+  for (int64_t t = begin; t < end; ++t) {
+    const int64_t id = args.ids.as<int32_t>()[t * args.ids.strides[0]];
+    float* out = args.out.as<float>() + t * args.out.strides[0];
+    if (id < 0 || id >= vocabulary) {
+      std::memset(out, 0, static_cast<size_t>(width) * sizeof(float));
+    } else {
+      widen(args.table.as<T>() + id * width, width, out);
+    }
+  }
+}
+
+void embedding_rows(const EmbeddingArgs& args, int64_t begin, int64_t end) {
+  args.table.dtype == DType::kBFloat16 ? embedding_rows_typed<Bf16>(args, begin, end)
+                                       : embedding_rows_typed<float>(args, begin, end);
+}
+
+// silu(x) = x / (1 + exp(-x)); exp overflows to infinity for x below -88, which gives -0.
+template <class D>
+HWY_INLINE hn::Vec<D> silu(D d, hn::Vec<D> x) {
+  return hn::Div(x, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, hn::Neg(x))));
+}
+
+template <class Out>
+void silu_mul_row(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
+                  Out* out, int64_t out_stride, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  if (gate_stride == 1 && up_stride == 1 && out_stride == 1) {
+    for (; i + lanes <= n; i += lanes) {
+      store_float(hn::Mul(silu(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
+    }
+  }
+  // The same arithmetic on a padded vector, so that an element's bits do not depend on its place.
+  HWY_ALIGN float buffer[hn::MaxLanes(d)];
+  for (; i < n; ++i) {
+    hn::Store(silu(d, hn::Set(d, gate[i * gate_stride])), d, buffer);
+    store_scalar(buffer[0] * up[i * up_stride], out + i * out_stride);
+  }
+}
+
+template <class Out>
+void silu_mul_rows_typed(const SiluMulArgs& args, int64_t begin, int64_t end) {
+  for (int64_t t = begin; t < end; ++t) {
+    silu_mul_row(args.gate.as<float>() + t * args.gate.strides[0], args.gate.strides[1],
+                 args.up.as<float>() + t * args.up.strides[0], args.up.strides[1],
+                 args.out.as<Out>() + t * args.out.strides[0], args.out.strides[1],
+                 args.gate.shape[1]);
+  }
+}
+
+void silu_mul_rows(const SiluMulArgs& args, int64_t begin, int64_t end) {
+  args.out.dtype == DType::kBFloat16 ? silu_mul_rows_typed<Bf16>(args, begin, end)
+                                     : silu_mul_rows_typed<float>(args, begin, end);
+}
+
+}  // namespace lacuna::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lacuna::cpu {
+
+HWY_EXPORT(embedding_rows);
+HWY_EXPORT(rms_norm_rows);
+HWY_EXPORT(layer_norm_rows);
+HWY_EXPORT(silu_mul_rows);
+
+const Kernel<EmbeddingArgs> kEmbedding = {
+    .name = "cpu/embedding",
+    .supports = supports_all<EmbeddingArgs>,
+    .run =
+        [](const EmbeddingArgs& args, const DeviceInfo& device, const Launch&) {
+          const auto rows = HWY_DYNAMIC_DISPATCH(embedding_rows);
+          parallel_ranges(device, args.ids.shape[0], grain_rows(4 * args.table.shape[1]),
+                          [&](int64_t begin, int64_t end, int) { rows(args, begin, end); });
+          return ok_status();
+        },
+};
+
+const Kernel<RmsNormArgs> kRmsNorm = {
+    .name = "cpu/rms_norm",
+    .supports = supports_all<RmsNormArgs>,
+    .run =
+        [](const RmsNormArgs& args, const DeviceInfo& device, const Launch&) {
+          const auto rows = HWY_DYNAMIC_DISPATCH(rms_norm_rows);
+          parallel_ranges(device, args.x.shape[0], grain_rows(4 * args.x.shape[1]),
+                          [&](int64_t begin, int64_t end, int) { rows(args, begin, end); });
+          return ok_status();
+        },
+};
+
+const Kernel<LayerNormArgs> kLayerNorm = {
+    .name = "cpu/layer_norm",
+    .supports = supports_all<LayerNormArgs>,
+    .run =
+        [](const LayerNormArgs& args, const DeviceInfo& device, const Launch&) {
+          const auto rows = HWY_DYNAMIC_DISPATCH(layer_norm_rows);
+          parallel_ranges(device, args.x.shape[0], grain_rows(4 * args.x.shape[1]),
+                          [&](int64_t begin, int64_t end, int) { rows(args, begin, end); });
+          return ok_status();
+        },
+};
+
+const Kernel<SiluMulArgs> kSiluMul = {
+    .name = "cpu/silu_mul",
+    .supports = supports_all<SiluMulArgs>,
+    .run =
+        [](const SiluMulArgs& args, const DeviceInfo& device, const Launch&) {
+          const auto rows = HWY_DYNAMIC_DISPATCH(silu_mul_rows);
+          // An exponential and a division cost as much as some eight loads.
+          parallel_ranges(device, args.gate.shape[0], grain_rows(32 * args.gate.shape[1]),
+                          [&](int64_t begin, int64_t end, int) { rows(args, begin, end); });
+          return ok_status();
+        },
+};
+
+}  // namespace lacuna::cpu
+#endif  // HWY_ONCE
