@@ -17,12 +17,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace lacuna::cpu::HWY_NAMESPACE {
 
-// Element i of a vector of any stride, widened.
-template <class T>
-HWY_INLINE float at(const T* from, int64_t stride, int64_t i) {
-  return to_float(from[i * stride]);
-}
-
 // h = x + add, written back; returns the sum of squares of h. `add` may be null.
 float add_and_sum_squares(float* x, const float* add, int64_t n) {
   const hn::ScalableTag<float> d;
@@ -59,31 +53,28 @@ float add_and_sum_squares(float* x, const float* add, int64_t n) {
 }
 
 // out = (x - mean) * inverse * weight + bias; `bias` may be null. out may be x.
-template <class W, class B, class Out>
-void normalize_row(const float* x, float mean, float inverse, const W* weight,
-                   int64_t weight_stride, const B* bias, int64_t bias_stride, Out* out,
-                   int64_t out_stride, int64_t n) {
+template <class W, class Out>
+void normalize_row(const float* x, float mean, float inverse, const W* weight, const W* bias,
+                   Out* out, int64_t n) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const auto mean_v = hn::Set(d, mean);
+  const auto inverse_v = hn::Set(d, inverse);
   int64_t i = 0;
-  if (weight_stride == 1 && out_stride == 1 && (bias == nullptr || bias_stride == 1)) {
-    const auto mean_v = hn::Set(d, mean);
-    const auto inverse_v = hn::Set(d, inverse);
-    for (; i + lanes <= n; i += lanes) {
-      const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
-      auto y = hn::Mul(hn::Mul(centred, inverse_v), load_float(d, weight + i));
-      if (bias != nullptr) {
-        y = hn::Add(y, load_float(d, bias + i));
-      }
-      store_float(y, d, out + i);
+  for (; i + lanes <= n; i += lanes) {
+    const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
+    auto y = hn::Mul(hn::Mul(centred, inverse_v), load_float(d, weight + i));
+    if (bias != nullptr) {
+      y = hn::Add(y, load_float(d, bias + i));
     }
+    store_float(y, d, out + i);
   }
   for (; i < n; ++i) {
-    float y = (x[i] - mean) * inverse * at(weight, weight_stride, i);
+    float y = (x[i] - mean) * inverse * to_float(weight[i]);
     if (bias != nullptr) {
-      y += at(bias, bias_stride, i);
+      y += to_float(bias[i]);
     }
-    store_scalar(y, out + i * out_stride);
+    store_scalar(y, out + i);
   }
 }
 
@@ -95,16 +86,15 @@ void rms_norm_rows_typed(const RmsNormArgs& args, int64_t begin, int64_t end) {
     const float* add = args.add.empty() ? nullptr : args.add.as<float>() + t * args.add.strides[0];
     const double mean_square = static_cast<double>(add_and_sum_squares(x, add, n)) / n;
     const float inverse = static_cast<float>(1.0 / std::sqrt(mean_square + args.eps));
-    normalize_row<W, float, Out>(x, 0.0f, inverse, args.weight.as<W>(), args.weight.strides[0],
-                                 nullptr, 0, args.out.as<Out>() + t * args.out.strides[0],
-                                 args.out.strides[1], n);
+    const W* no_bias = nullptr;
+    normalize_row(x, 0.0f, inverse, args.weight.as<W>(), no_bias,
+                  args.out.as<Out>() + t * args.out.strides[0], n);
   }
 }
 
 void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
-  const bool bf16_weight = args.weight.dtype == DType::kBFloat16;
   const bool bf16_out = args.out.dtype == DType::kBFloat16;
-  if (bf16_weight) {
+  if (args.weight.dtype == DType::kBFloat16) {
     bf16_out ? rms_norm_rows_typed<Bf16, Bf16>(args, begin, end)
              : rms_norm_rows_typed<Bf16, float>(args, begin, end);
   } else {
@@ -146,7 +136,7 @@ float sum_of_squares_about(const float* x, float mean, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
 }
 
-template <class W, class B, class Out>
+template <class W, class Out>
 void layer_norm_rows_typed(const LayerNormArgs& args, int64_t begin, int64_t end) {
   const int64_t n = args.x.shape[1];
   for (int64_t t = begin; t < end; ++t) {
@@ -154,26 +144,20 @@ void layer_norm_rows_typed(const LayerNormArgs& args, int64_t begin, int64_t end
     const float mean = static_cast<float>(static_cast<double>(sum_of(x, n)) / n);
     const double variance = static_cast<double>(sum_of_squares_about(x, mean, n)) / n;
     const float inverse = static_cast<float>(1.0 / std::sqrt(variance + args.eps));
-    normalize_row(x, mean, inverse, args.weight.as<W>(), args.weight.strides[0], args.bias.as<B>(),
-                  args.bias.strides[0], args.out.as<Out>() + t * args.out.strides[0],
-                  args.out.strides[1], n);
+    normalize_row(x, mean, inverse, args.weight.as<W>(), args.bias.as<W>(),
+                  args.out.as<Out>() + t * args.out.strides[0], n);
   }
 }
 
-template <class W, class B>
-void layer_norm_rows_to(const LayerNormArgs& args, int64_t begin, int64_t end) {
-  args.out.dtype == DType::kBFloat16 ? layer_norm_rows_typed<W, B, Bf16>(args, begin, end)
-                                     : layer_norm_rows_typed<W, B, float>(args, begin, end);
-}
-
+// Weight and bias have one dtype.
 void layer_norm_rows(const LayerNormArgs& args, int64_t begin, int64_t end) {
-  const bool bf16_bias = args.bias.dtype == DType::kBFloat16;
+  const bool bf16_out = args.out.dtype == DType::kBFloat16;
   if (args.weight.dtype == DType::kBFloat16) {
-    bf16_bias ? layer_norm_rows_to<Bf16, Bf16>(args, begin, end)
-              : layer_norm_rows_to<Bf16, float>(args, begin, end);
+    bf16_out ? layer_norm_rows_typed<Bf16, Bf16>(args, begin, end)
+             : layer_norm_rows_typed<Bf16, float>(args, begin, end);
   } else {
-    bf16_bias ? layer_norm_rows_to<float, Bf16>(args, begin, end)
-              : layer_norm_rows_to<float, float>(args, begin, end);
+    bf16_out ? layer_norm_rows_typed<float, Bf16>(args, begin, end)
+             : layer_norm_rows_typed<float, float>(args, begin, end);
   }
 }
 
@@ -204,31 +188,27 @@ HWY_INLINE hn::Vec<D> silu(D d, hn::Vec<D> x) {
 }
 
 template <class Out>
-void silu_mul_row(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
-                  Out* out, int64_t out_stride, int64_t n) {
+void silu_mul_row(const float* gate, const float* up, Out* out, int64_t n) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t i = 0;
-  if (gate_stride == 1 && up_stride == 1 && out_stride == 1) {
-    for (; i + lanes <= n; i += lanes) {
-      store_float(hn::Mul(silu(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
-    }
+  for (; i + lanes <= n; i += lanes) {
+    store_float(hn::Mul(silu(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
   }
-  // The same arithmetic on a padded vector, so that an element's bits do not depend on its place.
+  // The same arithmetic on a whole vector, so that an element's bits do not depend on its place.
   HWY_ALIGN float buffer[hn::MaxLanes(d)];
   for (; i < n; ++i) {
-    hn::Store(silu(d, hn::Set(d, gate[i * gate_stride])), d, buffer);
-    store_scalar(buffer[0] * up[i * up_stride], out + i * out_stride);
+    hn::Store(silu(d, hn::Set(d, gate[i])), d, buffer);
+    store_scalar(buffer[0] * up[i], out + i);
   }
 }
 
 template <class Out>
 void silu_mul_rows_typed(const SiluMulArgs& args, int64_t begin, int64_t end) {
   for (int64_t t = begin; t < end; ++t) {
-    silu_mul_row(args.gate.as<float>() + t * args.gate.strides[0], args.gate.strides[1],
-                 args.up.as<float>() + t * args.up.strides[0], args.up.strides[1],
-                 args.out.as<Out>() + t * args.out.strides[0], args.out.strides[1],
-                 args.gate.shape[1]);
+    silu_mul_row(args.gate.as<float>() + t * args.gate.strides[0],
+                 args.up.as<float>() + t * args.up.strides[0],
+                 args.out.as<Out>() + t * args.out.strides[0], args.gate.shape[1]);
   }
 }
 
