@@ -80,7 +80,9 @@ struct Backend {
   KernelList<SiluMulArgs> silu_mul = {};
   KernelList<MoeRouteArgs> moe_route = {};
   KernelList<MoeExpertsArgs> moe_experts = {};
+  KernelList<AddArgs> add = {};
   KernelList<SampleArgs> sample = {};
+  KernelList<TokenLogprobsArgs> token_logprobs = {};
 };
 
 struct ContextState {
@@ -127,18 +129,21 @@ LACUNA_OP(HeadLinearArgs, head_linear);
 LACUNA_OP(SiluMulArgs, silu_mul);
 LACUNA_OP(MoeRouteArgs, moe_route);
 LACUNA_OP(MoeExpertsArgs, moe_experts);
+LACUNA_OP(AddArgs, add);
 LACUNA_OP(SampleArgs, sample);
+LACUNA_OP(TokenLogprobsArgs, token_logprobs);
 #undef LACUNA_OP
 
 template <class... Args>
 struct TypeList {};
 
 // Every operation, for code that walks them all (lacuna info, the conformance suite).
-using AllOps = TypeList<SparseMlaArgs, SparseMlaScheduleArgs, MhaArgs, BuildMaskArgs,
-                        MergeStatesArgs, RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs,
-                        TopKArgs, SelectKeysArgs, AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs,
-                        EmbeddingArgs, RmsNormArgs, LayerNormArgs, RopeArgs, LinearArgs,
-                        HeadLinearArgs, SiluMulArgs, MoeRouteArgs, MoeExpertsArgs, SampleArgs>;
+using AllOps =
+    TypeList<SparseMlaArgs, SparseMlaScheduleArgs, MhaArgs, BuildMaskArgs, MergeStatesArgs,
+             RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs, TopKArgs, SelectKeysArgs,
+             AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs, EmbeddingArgs, RmsNormArgs,
+             LayerNormArgs, RopeArgs, LinearArgs, HeadLinearArgs, SiluMulArgs, MoeRouteArgs,
+             MoeExpertsArgs, AddArgs, SampleArgs, TokenLogprobsArgs>;
 
 template <class Visitor, class... Args>
 void for_each_op(TypeList<Args...>, Visitor&& visit) {

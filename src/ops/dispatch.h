@@ -102,8 +102,10 @@ Pick<Args> pick(const Context& context, const Args& args, bool collect = false) 
   return result;
 }
 
+// `kernel_run`, when given, receives the name of the kernel that was launched.
 template <class Args>
-Status run_op(const Context& context, const Args& args, const Launch& launch) {
+Status run_op(const Context& context, const Args& args, const Launch& launch,
+              const char** kernel_run = nullptr) {
   LACUNA_RETURN_IF_ERROR(Op<Args>::validate(args));
   if (Op<Args>::nothing_to_do(args)) {
     return ok_status();
@@ -122,6 +124,9 @@ Status run_op(const Context& context, const Args& args, const Launch& launch) {
       return invalid_argument(std::string(choice.kernel->name) +
                               ": the workspace must be aligned to 64 bytes");
     }
+  }
+  if (kernel_run != nullptr) {
+    *kernel_run = choice.kernel->name;
   }
   return choice.kernel->run(args, *choice.device, launch);
 }

@@ -93,9 +93,10 @@ Status Op<RopeArgs>::validate(const RopeArgs& args) {
                              .dtypes({kF32})
                              .contiguous()
                              .status());
-  if (2 * pairs.value() > width.value()) {
-    return invalid_argument("cos_table: " + std::to_string(pairs.value()) +
-                            " pairs do not fit a head of " + std::to_string(width.value()));
+  if (args.offset < 0 || args.offset + 2 * pairs.value() > width.value()) {
+    return invalid_argument("cos_table: " + std::to_string(pairs.value()) + " pairs from offset " +
+                            std::to_string(args.offset) + " do not fit a head of " +
+                            std::to_string(width.value()));
   }
   return match(args.out, "out")
       .shape({&rows, &heads, &width})
@@ -254,6 +255,32 @@ Status Op<SampleArgs>::validate(const SampleArgs& args) {
              : match(args.logprobs, "logprobs").shape({&rows}).dtypes({kF32}).status();
 }
 
+Device Op<AddArgs>::device(const AddArgs& args) { return args.out.device; }
+bool Op<AddArgs>::nothing_to_do(const AddArgs& args) { return args.out.shape[0] == 0; }
+Status Op<AddArgs>::validate(const AddArgs& args) {
+  Dim rows("T"), width("D");
+  LACUNA_RETURN_IF_ERROR(
+      match(args.x, "x").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
+  return match(args.out, "out").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status();
+}
+
+Device Op<TokenLogprobsArgs>::device(const TokenLogprobsArgs& args) { return args.out.device; }
+bool Op<TokenLogprobsArgs>::nothing_to_do(const TokenLogprobsArgs& args) {
+  return args.out.shape[0] == 0;
+}
+Status Op<TokenLogprobsArgs>::validate(const TokenLogprobsArgs& args) {
+  Dim rows("T"), vocab("V");
+  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
+                             .shape({&rows, &vocab})
+                             .dtypes({kF32})
+                             .last_contiguous()
+                             .status());
+  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&rows}).dtypes({kI32}).status());
+  return match(args.out, "out").shape({&rows}).dtypes({kF32}).status();
+}
+
+LACUNA_PUBLIC_OP(AddArgs, add)
+LACUNA_PUBLIC_OP(TokenLogprobsArgs, token_logprobs)
 LACUNA_PUBLIC_OP(EmbeddingArgs, embedding)
 LACUNA_PUBLIC_OP(RmsNormArgs, rms_norm)
 LACUNA_PUBLIC_OP(LayerNormArgs, layer_norm)

@@ -42,16 +42,17 @@ struct LayerNormArgs {
   std::string_view kernel = {};
 };
 
-// Rotates the first `width` = 2 * table width elements of each head. Pair i is (2i, 2i + 1) when
-// interleaved, else (i, i + width / 2); its angle at row t is that of table row positions[t]. out
-// may be x.
+// Rotates elements [offset, offset + width) of each head, width = 2 * the tables' width. Pair i is
+// (2i, 2i + 1) when interleaved, else (i, i + width / 2); its angle at row t is that of table row
+// positions[t]. out may be x.
 struct RopeArgs {
   ConstTensorView x;          // [T, H, >= width] f32, last dimension contiguous
   ConstTensorView positions;  // [T] int32, 0 <= position < P
   ConstTensorView cos_table;  // [P, width / 2] f32, contiguous
   ConstTensorView sin_table;  // [P, width / 2] f32, contiguous
   bool interleaved = false;
-  TensorView out;  // [T, H, >= width] f32 or bf16; elements beyond width are copied
+  int64_t offset = 0;
+  TensorView out;  // [T, H, >= width] f32 or bf16
   std::string_view kernel = {};
 };
 
@@ -96,6 +97,21 @@ struct MoeRouteArgs {
   std::string_view kernel = {};
 };
 
+// out += x.
+struct AddArgs {
+  ConstTensorView x;  // [T, D] f32, last dimension contiguous
+  TensorView out;     // [T, D] f32, last dimension contiguous
+  std::string_view kernel = {};
+};
+
+// out[t] = log softmax(logits[t])[ids[t]]; -inf for an id outside [0, V).
+struct TokenLogprobsArgs {
+  ConstTensorView logits;  // [T, V] f32, last dimension contiguous
+  ConstTensorView ids;     // [T] int32
+  TensorView out;          // [T] f32
+  std::string_view kernel = {};
+};
+
 struct ExpertWeights {
   ConstTensorView gate;  // [F, D]
   ConstTensorView up;    // [F, D]
@@ -133,6 +149,9 @@ struct SampleArgs {
   std::string_view kernel = {};
 };
 
+Status add(const Context& context, const AddArgs& args, const Launch& launch = {});
+Status token_logprobs(const Context& context, const TokenLogprobsArgs& args,
+                      const Launch& launch = {});
 Status embedding(const Context& context, const EmbeddingArgs& args, const Launch& launch = {});
 Status rms_norm(const Context& context, const RmsNormArgs& args, const Launch& launch = {});
 Status layer_norm(const Context& context, const LayerNormArgs& args, const Launch& launch = {});
@@ -144,6 +163,8 @@ Status moe_route(const Context& context, const MoeRouteArgs& args, const Launch&
 Status moe_experts(const Context& context, const MoeExpertsArgs& args, const Launch& launch = {});
 Status sample(const Context& context, const SampleArgs& args, const Launch& launch = {});
 
+Result<int64_t> workspace_bytes(const Context& context, const AddArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const TokenLogprobsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const EmbeddingArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const RmsNormArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const LayerNormArgs& args);
@@ -155,6 +176,8 @@ Result<int64_t> workspace_bytes(const Context& context, const MoeRouteArgs& args
 Result<int64_t> workspace_bytes(const Context& context, const MoeExpertsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const SampleArgs& args);
 
+Explanation explain(const Context& context, const AddArgs& args);
+Explanation explain(const Context& context, const TokenLogprobsArgs& args);
 Explanation explain(const Context& context, const EmbeddingArgs& args);
 Explanation explain(const Context& context, const RmsNormArgs& args);
 Explanation explain(const Context& context, const LayerNormArgs& args);

@@ -33,7 +33,9 @@ const Backend kBackend = {
     .silu_mul = {&kSiluMul, 1},
     .moe_route = {&kMoeRoute, 1},
     .moe_experts = {&kMoeExperts, 1},
+    .add = {&kAdd, 1},
     .sample = {&kSample, 1},
+    .token_logprobs = {&kTokenLogprobs, 1},
 };
 
 }  // namespace lacuna::cpu

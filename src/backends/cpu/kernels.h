@@ -33,6 +33,9 @@ extern const Kernel<SiluMulArgs> kSiluMul;
 extern const Kernel<MoeRouteArgs> kMoeRoute;
 extern const Kernel<MoeExpertsArgs> kMoeExperts;
 extern const Kernel<SampleArgs> kSample;
+// elementwise.cc
+extern const Kernel<AddArgs> kAdd;
+extern const Kernel<TokenLogprobsArgs> kTokenLogprobs;
 
 // Name of the SIMD target that run-time dispatch picks on this machine.
 const char* simd_target_name();

@@ -1,0 +1,64 @@
+// How the engine calls operations: applies forced kernels, counts calls by kernel, hands out the
+// one workspace, and in measuring mode only asks how much workspace a call would need. A forward
+// pass is written once and run in both modes.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "ops/dispatch.h"
+
+namespace lacuna {
+
+// Operation name -> kernel name.
+using ForcedKernels = std::map<std::string, std::string, std::less<>>;
+
+class OpRunner {
+ public:
+  explicit OpRunner(const Context& context, ForcedKernels forced = {})
+      : context_(context), forced_(std::move(forced)) {}
+
+  const Context& context() const { return context_; }
+
+  void set_launch(const Launch& launch) { launch_ = launch; }
+  void set_measuring(bool measuring) { measuring_ = measuring; }
+  bool measuring() const { return measuring_; }
+  int64_t workspace_bytes_max() const { return workspace_bytes_max_; }
+  // Kernel name -> calls since the start.
+  const std::map<std::string, int64_t, std::less<>>& calls() const { return calls_; }
+
+  template <class Args>
+  Status operator()(Args args) {
+    const auto forced = forced_.find(Op<Args>::kName);
+    if (forced != forced_.end()) {
+      args.kernel = forced->second;
+    }
+    if (measuring_) {
+      LACUNA_ASSIGN_OR_RETURN(const int64_t bytes, op_workspace_bytes(context_, args));
+      workspace_bytes_max_ = std::max(workspace_bytes_max_, bytes);
+      return ok_status();
+    }
+    const char* kernel = nullptr;
+    const Status status = run_op(context_, args, launch_, &kernel);
+    if (kernel != nullptr) {
+      const auto found = calls_.find(kernel);
+      if (found != calls_.end()) {
+        ++found->second;
+      } else {
+        calls_.emplace(kernel, 1);
+      }
+    }
+    return status;
+  }
+
+ private:
+  const Context& context_;
+  ForcedKernels forced_;
+  Launch launch_;
+  bool measuring_ = false;
+  int64_t workspace_bytes_max_ = 0;
+  std::map<std::string, int64_t, std::less<>> calls_;
+};
+
+}  // namespace lacuna
