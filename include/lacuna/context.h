@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lacuna/status.h"
@@ -33,6 +34,10 @@ struct ContextState;  // src/ops/backend.h
 class Context {
  public:
   static Result<Context> create(const ContextOptions& options = {});
+  // Over devices and backends chosen by the caller, for code within the library and its tests.
+  static Context from_state(std::shared_ptr<const ContextState> state) {
+    return Context(std::move(state));
+  }
 
   const ContextState& state() const { return *state_; }
 
