@@ -69,6 +69,8 @@ void rope_rows_typed(const RopeArgs& args, int64_t begin, int64_t end) {
   const int64_t heads = args.x.shape[1];
   const int64_t width = args.x.shape[2];
   const int64_t pairs = args.cos_table.shape[1];
+  const int64_t begin_idx = args.offset;
+  const int64_t end_idx = args.offset + 2 * pairs;
   for (int64_t t = begin; t < end; ++t) {
     const int64_t position = args.positions.as<int32_t>()[t * args.positions.strides[0]];
     const float* cosine = args.cos_table.as<float>() + position * pairs;
@@ -77,12 +79,13 @@ void rope_rows_typed(const RopeArgs& args, int64_t begin, int64_t end) {
       const float* x = args.x.as<float>() + t * args.x.strides[0] + h * args.x.strides[1];
       Out* out = args.out.as<Out>() + t * args.out.strides[0] + h * args.out.strides[1];
       if (args.interleaved) {
-        rotate_interleaved(x, cosine, sine, pairs, out);
+        rotate_interleaved(x + begin_idx, cosine, sine, pairs, out + begin_idx);
       } else {
-        rotate_halves(x, cosine, sine, pairs, out);
+        rotate_halves(x + begin_idx, cosine, sine, pairs, out + begin_idx);
       }
       if (static_cast<const void*>(x) != static_cast<const void*>(out)) {
-        narrow(x + 2 * pairs, width - 2 * pairs, out + 2 * pairs);
+        narrow(x, begin_idx, out);
+        narrow(x + end_idx, width - end_idx, out + end_idx);
       }
     }
   }
