@@ -1,0 +1,48 @@
+// Matrix products of one thread: SIMD kernels for a few rows, where weights are read once and
+// memory is the limit, and oneDNN's sgemm (wrapped here and nowhere else) for many. bf16 operands
+// are widened exactly; sums are f32.
+#pragma once
+
+#include <cstdint>
+
+#include "lacuna/dtype.h"
+#include "lacuna/status.h"
+
+namespace lacuna::cpu {
+
+// c[m, n] = a[m, k] b: b is [n, k] with k contiguous (b_columns_contiguous false: c = a b^T) or
+// [k, n] with n contiguous. Strides between rows count elements. A bit of c depends on its own row
+// of a and column of b alone in multiply_few_rows, not in multiply.
+struct Product {
+  int64_t m = 0;
+  int64_t n = 0;
+  int64_t k = 0;
+  const void* a = nullptr;  // f32 or bf16
+  DType a_dtype = DType::kFloat32;
+  int64_t a_stride = 0;
+  const void* b = nullptr;  // f32 or bf16
+  DType b_dtype = DType::kFloat32;
+  int64_t b_stride = 0;
+  bool b_columns_contiguous = false;
+  void* c = nullptr;  // f32 or bf16
+  DType c_dtype = DType::kFloat32;
+  int64_t c_stride = 0;
+};
+
+// Up to here the SIMD kernels win over a GEMM that has to pack its operands.
+inline constexpr int64_t kFewRows = 8;
+
+// Floats of scratch that either function needs for a product of at most this size.
+int64_t product_scratch(int64_t m, int64_t n, int64_t k);
+
+// Meant for m <= kFewRows, right for any m.
+void multiply_few_rows(const Product& product, float* scratch);
+
+// Any m. Fails only if oneDNN does.
+Status multiply(const Product& product, float* scratch);
+
+// to[i] = widened from[i]; rows of `width` elements into a contiguous matrix.
+void widen_rows(const void* from, DType dtype, int64_t stride, int64_t rows, int64_t width,
+                float* to);
+
+}  // namespace lacuna::cpu
