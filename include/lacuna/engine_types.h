@@ -1,0 +1,42 @@
+// The engine's small vocabulary: sampling parameters, where key lists come from, counters. See
+// lacuna/engine.h.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lacuna {
+
+struct SamplingParams {
+  double temperature = 0;  // 0: greedy
+  double top_p = 1;        // (0, 1]; 1: off
+  int32_t top_k = 0;       // 0: off
+  double min_p = 0;        // [0, 1]; 0: off
+  uint64_t seed = 0;       // samples depend on (seed, position) alone, not on batching
+  int64_t max_tokens = 128;
+  std::vector<std::string> stop;        // text that ends the answer; not part of it
+  std::vector<int32_t> stop_token_ids;  // besides the model's end-of-sequence ids
+  bool ignore_eos = false;
+};
+
+// Where the lists of attended keys come from. Everything but kIndexer is a tool of tests and
+// evaluations.
+struct SelectionSource {
+  enum class Kind {
+    kIndexer = 0,  // the model as meant
+    kGiven,        // `given`: lists of an oracle
+    kRandom,       // index_topk random visible keys for each row and leader layer
+    kWindow,       // the last index_topk keys
+    kDense,        // every key
+  };
+  Kind kind = Kind::kIndexer;
+  uint64_t seed = 0;  // kRandom
+  // kGiven: leader layer -> [positions, width] row-major, by the position of the query row; -1:
+  // unused. Widths are the map values' size divided by given_positions.
+  std::map<int, std::vector<int32_t>> given;
+  int64_t given_positions = 0;
+};
+
+}  // namespace lacuna
