@@ -10,8 +10,9 @@ endif()
 
 function(lacuna_target name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
-  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}/include)
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
   target_compile_options(${name} PRIVATE ${LACUNA_WARNINGS} ${LACUNA_SANITIZE_FLAGS})
+  target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_options(${name} PUBLIC ${LACUNA_SANITIZE_FLAGS})
 endfunction()
 
