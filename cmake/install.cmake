@@ -17,6 +17,6 @@ configure_package_config_file(cmake/lacuna-config.cmake.in ${PROJECT_BINARY_DIR}
 # Before 1.0 every minor version may break its users.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/lacuna-config-version.cmake
                                  COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/lacuna-config.cmake
+install(FILES cmake/FindOneDNN.cmake ${PROJECT_BINARY_DIR}/lacuna-config.cmake
               ${PROJECT_BINARY_DIR}/lacuna-config-version.cmake
         DESTINATION ${LACUNA_PACKAGE_DIR})
