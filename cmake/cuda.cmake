@@ -9,6 +9,13 @@ if(NOT LACUNA_CUDA STREQUAL "OFF")
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 100-real 120)
     endif()
     enable_language(CUDA)
+    # CMake before 3.26 does not know that nvcc 12 and later have C++20.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    # std::bit_cast and the like in device code.
+    string(APPEND CMAKE_CUDA_FLAGS " --expt-relaxed-constexpr")
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(LACUNA_HAVE_CUDA ON)
