@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "lacuna/tensor.h"
 
 namespace lacuna {
 
@@ -38,5 +42,9 @@ struct SelectionSource {
   std::map<int, std::vector<int32_t>> given;
   int64_t given_positions = 0;
 };
+
+// Called with intermediate tensors of a forward pass, for comparison with oracles: ("hidden",
+// layer, [T, D]). The tensor is valid during the call.
+using Tap = std::function<void(std::string_view name, int layer, const ConstTensorView& tensor)>;
 
 }  // namespace lacuna

@@ -1,5 +1,5 @@
-// The subcommands of `lacuna`: each file adds one to the parser and says what to do when it is chosen. Exit codes: 0
-// done, 1 the work failed, 2 the command line is wrong.
+// The subcommands of `lacuna`: each file adds one to the parser and says what to do when it is
+// chosen. Exit codes: 0 done, 1 the work failed, 2 the command line is wrong.
 #pragma once
 
 #include <functional>

@@ -3,14 +3,13 @@
 // norms, router, softmax and logits are f32.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string_view>
 
 #include "attention/lanes.h"
 #include "core/device_memory.h"
 #include "core/workspace.h"
 #include "kvcache/paged_kv_cache.h"
+#include "lacuna/engine_types.h"
 #include "model/config.h"
 #include "model/weights.h"
 
@@ -25,10 +24,6 @@ struct ModelOptions {
   int64_t logits_rows_max = 1;     // rows of one logits() call
   int64_t mha_keys_max = 0;        // un-absorbed keys that a step may hold; see RoutingLimits
 };
-
-// Called with intermediate tensors, for comparison with oracles: ("hidden", layer, [T, D]). Valid
-// during the call.
-using Tap = std::function<void(std::string_view name, int layer, const ConstTensorView& tensor)>;
 
 class DeepseekV32 {
  public:

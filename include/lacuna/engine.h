@@ -1,0 +1,140 @@
+// The engine: text or token ids in, tokens out, from a checkpoint folder. One step at a time, on
+// the caller's thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lacuna/context.h"
+#include "lacuna/dtype.h"
+#include "lacuna/engine_types.h"
+#include "lacuna/status.h"
+
+namespace lacuna {
+
+struct EngineOptions {
+  std::string model_dir;
+  // Arithmetic: bf16 = bf16 weights, GEMM inputs and caches; f32 residual, norms, router, softmax
+  // and logits. f32 = everything f32, bf16 weights read exactly.
+  DType dtype = DType::kBFloat16;
+  std::string kv_cache_dtype = "auto";     // auto (= dtype), bfloat16, float32, fp8_ds_mla
+  std::string index_cache_dtype = "auto";  // auto (= dtype), bfloat16, float32, fp8
+  int64_t max_model_len = 0;               // 0: max_position_embeddings
+  int64_t max_num_batched_tokens = 1024;   // rows of a step; longer prompts are prefilled in chunks
+  int64_t block_size = 64;
+  int64_t kv_cache_tokens = 0;                              // 0: max_model_len
+  std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
+  SelectionSource selection;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  SamplingParams sampling;
+  bool prompt_logprobs = false;   // see RequestRecord
+  bool record_selection = false;  // see RequestRecord
+};
+
+enum class FinishReason { kNone = 0, kStop, kLength, kCancelled };
+
+inline constexpr int kNumRowLanes = 3;
+std::string_view row_lane_name(int lane);  // "sparse MQA", "dense MHA", "masked MHA"
+
+// What attention did for one request in one step, a layer: rows by lane, and keys read out of keys
+// visible, summed over the rows.
+struct StepInfo {
+  std::array<int64_t, kNumRowLanes> rows_by_lane = {};
+  int64_t keys_read = 0;
+  int64_t keys_visible = 0;
+  bool decode = false;
+  double seconds = 0;
+};
+
+// A step of a request. A prefill step that does not finish the prompt has no token (token_id -1).
+struct TokenEvent {
+  int64_t request_id = 0;
+  int32_t token_id = -1;
+  float logprob = 0;  // of the token, before temperature and filters
+  std::string text;   // what may be shown now; text that might begin a stop string is held back
+  FinishReason finish = FinishReason::kNone;
+  StepInfo step;
+};
+
+// What was recorded of a request on demand.
+struct RequestRecord {
+  // log p(prompt[i + 1] | prompt[0..i]), prompt length - 1 entries.
+  std::vector<float> prompt_logprobs;
+  // Leader layer -> [rows, index_topk], one row for each prompt and decode row in order: positions
+  // ascending, -1 tail. Rows of the dense MHA lane read every visible key and are recorded as -1
+  // only.
+  std::map<int, std::vector<int32_t>> selected_keys;
+};
+
+struct EngineInfo {
+  std::string architecture;
+  int64_t num_layers = 0;
+  int64_t num_leader_layers = 0;
+  int64_t num_heads = 0;
+  int64_t index_topk = 0;
+  int64_t vocab_size = 0;
+  int64_t max_model_len = 0;
+  int64_t kv_cache_tokens = 0;
+  int64_t weight_bytes = 0;
+  int64_t kv_cache_bytes = 0;
+  int64_t activation_bytes = 0;  // buffers and workspace
+  std::string dtype;
+  std::string kv_format;
+  std::string index_format;
+};
+
+struct EngineCounters {
+  int64_t steps = 0;
+  int64_t prompt_tokens = 0;
+  int64_t generated_tokens = 0;
+  std::array<int64_t, kNumRowLanes> rows_by_lane = {};
+  int64_t keys_read = 0;     // a layer
+  int64_t keys_visible = 0;  // a layer
+  std::map<std::string, int64_t, std::less<>> kernel_calls;
+};
+
+class Engine {
+ public:
+  // Loads weights and sizes every buffer: nothing is allocated for tensors afterwards.
+  static Result<std::unique_ptr<Engine>> create(const Context& context,
+                                                const EngineOptions& options);
+  ~Engine();
+
+  const EngineInfo& info() const;
+  EngineCounters counters() const;
+
+  Result<std::vector<int32_t>> encode(std::string_view text) const;
+  std::string decode(std::span<const int32_t> ids) const;
+
+  // Queues a request; requests run one at a time in order of arrival. The id names it in events.
+  Result<int64_t> submit(Request request);
+  // Stops a request; its next event (from step) has kCancelled. An unknown or finished id is
+  // ignored.
+  void cancel(int64_t request_id);
+  bool has_work() const;
+  // Runs one step. An error leaves the engine without the request that caused it.
+  Result<std::vector<TokenEvent>> step();
+  // The record of a request; the engine forgets it. Empty for an unknown id.
+  RequestRecord take_record(int64_t request_id);
+
+  // Reports intermediate tensors of every step by name ("attn_out", "hidden", "topk", "router_ids",
+  // "router_weights" with their layer; "prompt_logits" and "logits" without one), for comparison
+  // with oracles. Valid during the call.
+  void set_tap(Tap tap);
+
+ private:
+  struct State;
+  explicit Engine(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lacuna

@@ -1,0 +1,140 @@
+// Flags to EngineOptions. Names are vLLM's, with the aliases that SGLang's and llama.cpp's users
+// type.
+#include "cli/engine_flags.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+
+#include "core/check.h"
+
+namespace lacuna::cli {
+
+void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
+  command.add_option("-m,--model,--model-path", flags.model,
+                     "Model folder (config.json, safetensors, tokenizer.json); default: dsa-nano, "
+                     "which ships with the project");
+  command.add_option("--dtype", flags.dtype, "Arithmetic: bfloat16 or float32")
+      ->capture_default_str();
+  command
+      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                  "Latent cache: auto, bfloat16, float32 or fp8_ds_mla")
+      ->capture_default_str();
+  command
+      .add_option("--index-cache-dtype", flags.index_cache_dtype,
+                  "Index key cache: auto, bfloat16, float32 or fp8")
+      ->capture_default_str();
+  command.add_option("-c,--max-model-len,--context-length", flags.max_model_len,
+                     "Context in tokens; default: the model's");
+  command
+      .add_option("--max-num-batched-tokens,--chunked-prefill-size", flags.max_num_batched_tokens,
+                  "Rows of a step; longer prompts run in chunks")
+      ->capture_default_str();
+  command.add_option("--block-size", flags.block_size, "Tokens of a cache block")
+      ->capture_default_str();
+  command.add_option("--threads", flags.threads, "CPU threads; 0: one per core")
+      ->capture_default_str();
+  command.add_option("--kernel", flags.kernels,
+                     "Force a kernel: OPERATION=NAME (repeatable; lacuna info lists them)");
+  if (selection) {
+    command
+        .add_option("--selection", flags.selection,
+                    "Where key lists come from: indexer, or a deliberate mistake: random, "
+                    "window (the last index_topk keys), dense (every key)")
+        ->capture_default_str();
+  }
+}
+
+std::string default_model_dir() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path binary = fs::read_symlink("/proc/self/exe", error);
+  std::vector<fs::path> places;
+  if (!error) {
+    places.push_back(binary.parent_path().parent_path() / "share/lacuna/models/dsa-nano");
+  }
+  places.push_back(fs::path(LACUNA_SOURCE_MODELS) / "dsa-nano");
+  for (const fs::path& place : places) {
+    if (fs::exists(place / "config.json", error)) {
+      return place.string();
+    }
+  }
+  return {};
+}
+
+namespace {
+
+Result<EngineOptions> to_options(const EngineFlags& flags) {
+  EngineOptions options;
+  options.model_dir = flags.model.empty() ? default_model_dir() : flags.model;
+  if (options.model_dir.empty()) {
+    return invalid_argument(
+        "--model: the model that ships with the project was not found, name a "
+        "model folder");
+  }
+  if (flags.dtype == "bfloat16" || flags.dtype == "bf16" || flags.dtype == "auto") {
+    options.dtype = DType::kBFloat16;
+  } else if (flags.dtype == "float32" || flags.dtype == "f32" || flags.dtype == "float") {
+    options.dtype = DType::kFloat32;
+  } else {
+    return invalid_argument("--dtype: \"" + flags.dtype + "\", expected bfloat16 or float32");
+  }
+  options.kv_cache_dtype = flags.kv_cache_dtype;
+  options.index_cache_dtype = flags.index_cache_dtype;
+  options.max_model_len = flags.max_model_len;
+  options.max_num_batched_tokens = flags.max_num_batched_tokens;
+  options.block_size = flags.block_size;
+  for (const std::string& kernel : flags.kernels) {
+    const size_t equals = kernel.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == kernel.size()) {
+      return invalid_argument("--kernel: \"" + kernel + "\", expected OPERATION=NAME");
+    }
+    options.kernels[kernel.substr(0, equals)] = kernel.substr(equals + 1);
+  }
+  using Kind = SelectionSource::Kind;
+  if (flags.selection == "indexer") {
+    options.selection.kind = Kind::kIndexer;
+  } else if (flags.selection == "random") {
+    options.selection.kind = Kind::kRandom;
+    options.selection.seed = 1;
+  } else if (flags.selection == "window") {
+    options.selection.kind = Kind::kWindow;
+  } else if (flags.selection == "dense") {
+    options.selection.kind = Kind::kDense;
+  } else {
+    return invalid_argument("--selection: \"" + flags.selection +
+                            "\", expected indexer, random, window or dense");
+  }
+  return options;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet) {
+  LACUNA_ASSIGN_OR_RETURN(const EngineOptions options, to_options(flags));
+  LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::create(context, options));
+  if (!quiet) {
+    const EngineInfo& info = engine->info();
+    fmt::print(stderr,
+               "{}: {}, {} layers ({} with an indexer), {} heads, top-{}; weights {:.1f} MB, {} "
+               "arithmetic; {} tokens of cache, {:.1f} MB ({}, {}); context {}\n",
+               std::filesystem::path(options.model_dir).filename().string(), info.architecture,
+               info.num_layers, info.num_leader_layers, info.num_heads, info.index_topk,
+               info.weight_bytes / 1e6, info.dtype, info.kv_cache_tokens, info.kv_cache_bytes / 1e6,
+               info.kv_format, info.index_format, info.max_model_len);
+  }
+  return engine;
+}
+
+int report(const Status& status) {
+  std::string text = status.message();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  fmt::print(stderr, "lacuna: {}\n", text);
+  return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
+}
+
+}  // namespace lacuna::cli

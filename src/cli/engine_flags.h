@@ -1,0 +1,42 @@
+// The flags that every command with an engine shares, and how it reports trouble.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lacuna/engine.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lacuna::cli {
+
+struct EngineFlags {
+  std::string model;
+  std::string dtype = "bfloat16";
+  std::string kv_cache_dtype = "auto";
+  std::string index_cache_dtype = "auto";
+  int64_t max_model_len = 0;
+  int64_t max_num_batched_tokens = 1024;
+  int64_t block_size = 64;
+  int threads = 0;
+  std::vector<std::string> kernels;
+  std::string selection = "indexer";
+};
+
+// `selection`: offer --selection, the deliberate mistakes (evaluation only).
+void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection = false);
+
+// The folder of the model that ships with the project; empty when it is not found.
+std::string default_model_dir();
+
+// Creates context and engine, telling the terminal what is loaded.
+Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet);
+
+// Prints "lacuna: <message>" on stderr as one line; the exit code of that kind of error (1, or 2
+// for a bad argument).
+int report(const Status& status);
+
+}  // namespace lacuna::cli

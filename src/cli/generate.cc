@@ -1,0 +1,107 @@
+// `lacuna generate`: one prompt in, the answer streamed to the terminal.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/engine_flags.h"
+#include "cli/text.h"
+#include "core/check.h"
+#include "core/file_map.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct GenerateFlags {
+  EngineFlags engine;
+  std::string prompt;
+  std::string prompt_file;
+  SamplingParams sampling;
+  bool quiet = false;
+};
+
+constexpr int64_t kPromptBytesMax = int64_t{64} << 20;
+
+Result<std::string> read_prompt(const GenerateFlags& flags) {
+  if (!flags.prompt_file.empty()) {
+    if (flags.prompt_file == "-") {
+      return std::string(std::istreambuf_iterator<char>(std::cin), {});
+    }
+    return read_file(flags.prompt_file, kPromptBytesMax);
+  }
+  return flags.prompt;
+}
+
+Status generate(const GenerateFlags& flags) {
+  LACUNA_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, flags.quiet));
+  Request request;
+  LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(prompt));
+  const int64_t num_prompt = static_cast<int64_t>(request.prompt.size());
+  request.sampling = flags.sampling;
+  for (std::string& stop : request.sampling.stop) {
+    stop = unescape(stop);
+  }
+  LACUNA_RETURN_IF_ERROR(engine->submit(std::move(request)).status());
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+  FinishReason finish = FinishReason::kNone;
+  while (engine->has_work()) {
+    LACUNA_ASSIGN_OR_RETURN(const std::vector<TokenEvent> events, engine->step());
+    for (const TokenEvent& event : events) {
+      std::fwrite(event.text.data(), 1, event.text.size(), stdout);
+      std::fflush(stdout);
+      (event.step.decode ? decode_seconds : prefill_seconds) += event.step.seconds;
+      finish = event.finish;
+    }
+  }
+  std::fputc('\n', stdout);
+  if (!flags.quiet) {
+    const EngineCounters counters = engine->counters();
+    fmt::print(stderr, "{} prompt tokens in {:.2f} s ({:.0f}/s), {} generated ({:.1f}/s), {}\n",
+               num_prompt, prefill_seconds, num_prompt / std::max(prefill_seconds, 1e-9),
+               counters.generated_tokens,
+               std::max<int64_t>(0, counters.generated_tokens - 1) / std::max(decode_seconds, 1e-9),
+               finish == FinishReason::kLength ? "stopped at the length limit" : "stopped");
+    fmt::print(stderr, "{}\n",
+               lanes_text(counters.rows_by_lane, counters.keys_read, counters.keys_visible));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("generate", "Answer one prompt");
+  auto flags = std::make_shared<GenerateFlags>();
+  add_engine_flags(*command, flags->engine);
+  auto* source = command->add_option_group("prompt", "What to answer");
+  source->add_option("-p,--prompt", flags->prompt, "The prompt");
+  source->add_option("-f,--prompt-file", flags->prompt_file, "A file with the prompt; - is stdin");
+  source->require_option(1);
+  SamplingParams& sampling = flags->sampling;
+  command->add_option("-n,--max-tokens", sampling.max_tokens, "Longest answer, in tokens")
+      ->capture_default_str();
+  command->add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "Nucleus; 1: off")->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "0: off")->capture_default_str();
+  command->add_option("--min-p", sampling.min_p, "0: off")->capture_default_str();
+  command->add_option("--seed", sampling.seed, "Of sampling")->capture_default_str();
+  command->add_option("--stop", sampling.stop,
+                      "Text that ends the answer (repeatable; \\n and \\t are understood)");
+  command->add_flag("--ignore-eos", sampling.ignore_eos, "Go on after an end-of-sequence token");
+  command->add_flag("-q,--quiet", flags->quiet, "The answer only");
+  command->callback([flags, &action] {
+    action = [flags] {
+      const Status status = generate(*flags);
+      return status.ok() ? 0 : report(status);
+    };
+  });
+}
+
+}  // namespace lacuna::cli

@@ -1,0 +1,101 @@
+// `lacuna logits`: the logits of every row of a prompt (and, if asked, what each layer made of it)
+// as a safetensors file.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "cli/commands.h"
+#include "cli/engine_flags.h"
+#include "core/check.h"
+#include "engine/recorder.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct LogitsFlags {
+  EngineFlags engine;
+  std::string prompt;
+  std::string tokens;
+  std::string output;
+  bool intermediates = false;
+};
+
+Result<std::vector<int32_t>> parse_tokens(const std::string& text) {
+  std::vector<int32_t> tokens;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (at < end) {
+    int32_t token = 0;
+    const auto [next, error] = std::from_chars(at, end, token);
+    if (error != std::errc() || (next != end && *next != ',')) {
+      return invalid_argument("--tokens: \"" + text + "\", expected ids like 1,2,3");
+    }
+    tokens.push_back(token);
+    at = next == end ? end : next + 1;
+  }
+  return tokens;
+}
+
+Status logits(const LogitsFlags& flags) {
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, false));
+  Request request;
+  if (flags.tokens.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(flags.prompt));
+  } else {
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, parse_tokens(flags.tokens));
+  }
+  const std::vector<int32_t> prompt = request.prompt;
+  request.prompt_logprobs = true;
+  request.sampling.max_tokens = 1;
+  Recorder recorder;
+  engine->set_tap(recorder.tap());
+  LACUNA_RETURN_IF_ERROR(engine->submit(std::move(request)).status());
+  while (engine->has_work()) {
+    LACUNA_RETURN_IF_ERROR(engine->step().status());
+  }
+  std::map<std::string, RecordedTensor> out;
+  RecordedTensor& all = out["logits"];
+  for (const char* part : {"prompt_logits", "logits"}) {
+    if (const RecordedTensor* tensor = recorder.find(part)) {
+      all.width = tensor->width;
+      all.floats.insert(all.floats.end(), tensor->floats.begin(), tensor->floats.end());
+    }
+  }
+  out["input_ids"] = {.integers = true, .ints = prompt, .width = 1};
+  if (flags.intermediates) {
+    for (const auto& [name, tensor] : recorder.tensors()) {
+      if (name != "logits" && name != "prompt_logits") {
+        out[name] = tensor;
+      }
+    }
+  }
+  LACUNA_RETURN_IF_ERROR(write_safetensors(flags.output, out));
+  fmt::print("{}: {} tensors, logits [{}, {}]\n", flags.output, out.size(), all.rows(), all.width);
+  return ok_status();
+}
+
+}  // namespace
+
+void add_logits(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "logits", "Write the logits of a prompt to a safetensors file, for comparison");
+  auto flags = std::make_shared<LogitsFlags>();
+  add_engine_flags(*command, flags->engine, /*selection=*/true);
+  auto* source = command->add_option_group("prompt", "What to run");
+  source->add_option("-p,--prompt", flags->prompt, "The prompt as text");
+  source->add_option("--tokens", flags->tokens, "The prompt as token ids: 1,2,3");
+  source->require_option(1);
+  command->add_option("-o,--output", flags->output, "The file to write")->required();
+  command->add_flag("--intermediates", flags->intermediates,
+                    "Also write attention outputs, hidden states, index lists and router choices "
+                    "of each layer");
+  command->callback([flags, &action] {
+    action = [flags] {
+      const Status status = logits(*flags);
+      return status.ok() ? 0 : report(status);
+    };
+  });
+}
+
+}  // namespace lacuna::cli

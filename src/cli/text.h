@@ -1,0 +1,37 @@
+// Small texts that commands share.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "lacuna/engine.h"
+
+namespace lacuna::cli {
+
+// \n, \t, \r and \\ as typed in a shell.
+std::string unescape(std::string_view text);
+// One line: control characters as escapes.
+std::string one_line(std::string_view text);
+// "rows: 3 sparse MQA, 128 dense MHA; keys read a layer: 12,345 of 67,890 visible (18.2 %)"
+std::string lanes_text(const std::array<int64_t, kNumRowLanes>& rows_by_lane, int64_t keys_read,
+                       int64_t keys_visible);
+std::string with_commas(int64_t value);
+
+// A line on stderr that says how far a long job is: rewritten in place on a terminal, else printed
+// every 10 s.
+class Progress {
+ public:
+  Progress();
+  void update(int64_t done, int64_t total, std::string_view note);
+  void finish();
+
+ private:
+  bool terminal_;
+  double start_seconds_;
+  double last_seconds_ = 0;
+  bool shown_ = false;
+};
+
+}  // namespace lacuna::cli

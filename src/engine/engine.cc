@@ -1,0 +1,554 @@
+// The step loop: schedule, plan, run, sample, postprocess. Everything is sized in create().
+#include "lacuna/engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "attention/plan.h"
+#include "core/check.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+#include "engine/sequence.h"
+#include "model/deepseek_v32.h"
+
+namespace lacuna {
+namespace {
+
+static_assert(kNumRowLanes == kNumLanes);
+
+// Logits of one call stay within this, so that prompt log-probabilities of a large vocabulary are
+// computed in chunks.
+constexpr int64_t kLogitsBytesMax = int64_t{64} << 20;
+
+Result<KvLayout> latent_layout(const ModelConfig& config, const EngineOptions& options) {
+  std::string name = options.kv_cache_dtype;
+  if (name == "auto") {
+    name = options.dtype == DType::kFloat32 ? "float32" : "bfloat16";
+  }
+  if (name == "bfloat16" || name == "bf16") {
+    return KvLayout::latent_bf16(config.kv_lora_rank, config.qk_rope_head_dim);
+  }
+  if (name == "float32" || name == "f32") {
+    return KvLayout::latent_f32(config.kv_lora_rank, config.qk_rope_head_dim);
+  }
+  if (name == "fp8_ds_mla" || name == "fp8") {
+    if (config.kv_lora_rank != kFp8DsMlaLatent ||
+        (config.qk_rope_head_dim != kFp8DsMlaRope && config.qk_rope_head_dim != 0)) {
+      return unsupported(
+          "kv_cache_dtype: fp8_ds_mla holds latent 512 and rope 64 or 0, the model has " +
+          std::to_string(config.kv_lora_rank) + " and " + std::to_string(config.qk_rope_head_dim) +
+          "; bfloat16 and float32 would work");
+    }
+    return KvLayout::fp8_ds_mla(config.qk_rope_head_dim);
+  }
+  return invalid_argument("kv_cache_dtype: \"" + name +
+                          "\", expected auto, bfloat16, float32 or fp8_ds_mla");
+}
+
+Result<KvLayout> index_layout(const ModelConfig& config, const EngineOptions& options) {
+  std::string name = options.index_cache_dtype;
+  if (name == "auto") {
+    name = options.dtype == DType::kFloat32 ? "float32" : "bfloat16";
+  }
+  if (name == "bfloat16" || name == "bf16") {
+    return KvLayout::index_bf16(config.index_head_dim);
+  }
+  if (name == "float32" || name == "f32") {
+    return KvLayout::index_f32(config.index_head_dim);
+  }
+  if (name == "fp8") {
+    return KvLayout::index_fp8(config.index_head_dim);
+  }
+  return invalid_argument("index_cache_dtype: \"" + name +
+                          "\", expected auto, bfloat16, float32 or fp8");
+}
+
+// A forced kernel must exist, and under the name of its operation.
+Status check_forced_kernels(const Context& context, const ForcedKernels& kernels) {
+  for (const auto& [op, kernel] : kernels) {
+    bool op_known = false;
+    bool kernel_known = false;
+    std::string ops;
+    std::string names;
+    for_each_op(AllOps{}, [&]<class Args>(Args*) {
+      ops += (ops.empty() ? "" : ", ") + std::string(Op<Args>::kName);
+      if (op != Op<Args>::kName) {
+        return;
+      }
+      op_known = true;
+      for (const Backend* backend : context.state().backends) {
+        for (const Kernel<Args>& candidate : Op<Args>::list(*backend)) {
+          names += (names.empty() ? "" : ", ") + std::string(candidate.name);
+          kernel_known = kernel_known || kernel == candidate.name;
+        }
+      }
+    });
+    if (!op_known) {
+      return not_found("kernel: there is no operation \"" + op + "\"; there are " + ops);
+    }
+    if (!kernel_known) {
+      return not_found("kernel: " + op + " has no kernel \"" + kernel + "\"; it has " + names);
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+std::string_view row_lane_name(int lane) { return lane_name(static_cast<Lane>(lane)); }
+
+struct Engine::State {
+  State(const Context& context_in, const EngineOptions& options_in, Checkpoint checkpoint_in,
+        Tokenizer tokenizer_in, int32_t num_blocks)
+      : context(context_in),
+        options(options_in),
+        checkpoint(std::move(checkpoint_in)),
+        tokenizer(std::move(tokenizer_in)),
+        run(context, options.kernels),
+        pool(num_blocks),
+        scheduler(options.max_num_batched_tokens) {}
+
+  // The largest steps that can come, run in measuring mode.
+  Status measure();
+  Status forward_step(const std::vector<ScheduledRows>& rows, std::vector<StepInfo>* infos);
+  Status prompt_logprobs(const ScheduledRows& rows);
+  TokenEvent accept_token(Sequence& sequence, int32_t token, float logprob);
+
+  Context context;
+  EngineOptions options;
+  Checkpoint checkpoint;
+  Tokenizer tokenizer;
+  OpRunner run;
+  BlockPool pool;
+  Scheduler scheduler;
+  EngineInfo info;
+  EngineCounters counters;
+  RoutingLimits limits;
+  std::unique_ptr<DeepseekV32> model;
+  PagedKvCache cache;
+  DeviceMemory workspace;
+  DeviceMemory logits_memory;
+  int64_t logits_rows_max = 0;
+  int64_t next_id = 1;
+  Tap tap;
+  std::map<int64_t, RequestRecord> records;  // of finished requests
+
+  // Of the step in progress; kept for their memory.
+  std::vector<ScheduledRows> scheduled;
+  std::vector<StepInfo> infos;
+  Batch batch;
+  AttentionPlan plan;
+  Sampler sampler;
+  std::vector<int32_t> row_list;
+};
+
+Engine::Engine(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const EngineOptions& given) {
+  EngineOptions options = given;
+  if (options.max_num_batched_tokens < 1 || options.max_num_batched_tokens > (1 << 20)) {
+    return invalid_argument(
+        "max_num_batched_tokens: " + std::to_string(options.max_num_batched_tokens) +
+        ", expected 1 to 1048576");
+  }
+  if (options.block_size < 1 || options.block_size > 4096) {
+    return invalid_argument("block_size: " + std::to_string(options.block_size) +
+                            ", expected 1 to 4096");
+  }
+  LACUNA_RETURN_IF_ERROR(check_forced_kernels(context, options.kernels));
+  LACUNA_ASSIGN_OR_RETURN(const ModelConfig config, load_config(options.model_dir));
+  if (options.max_model_len == 0) {
+    options.max_model_len = config.max_position_embeddings;
+  }
+  if (options.max_model_len < 1 || options.max_model_len > config.max_position_embeddings) {
+    return invalid_argument("max_model_len: " + std::to_string(options.max_model_len) +
+                            ", expected 1 to max_position_embeddings " +
+                            std::to_string(config.max_position_embeddings));
+  }
+  if (options.kv_cache_tokens == 0) {
+    options.kv_cache_tokens = options.max_model_len;
+  }
+  if (options.kv_cache_tokens < 1) {
+    return invalid_argument("kv_cache_tokens: " + std::to_string(options.kv_cache_tokens) +
+                            ", expected at least 1");
+  }
+  LACUNA_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(options.model_dir));
+  if (tokenizer.vocab_size() > config.vocab_size) {
+    return invalid_argument("tokenizer.json: has ids up to " +
+                            std::to_string(tokenizer.vocab_size() - 1) +
+                            ", config.json's vocab_size is " + std::to_string(config.vocab_size));
+  }
+  LACUNA_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.model_dir));
+  const int64_t num_blocks =
+      (options.kv_cache_tokens + options.block_size - 1) / options.block_size;
+  if (num_blocks > INT32_MAX) {
+    return invalid_argument("kv_cache_tokens: " + std::to_string(options.kv_cache_tokens) +
+                            " needs more than 2^31 blocks");
+  }
+  auto state = std::make_unique<State>(context, options, std::move(checkpoint),
+                                       std::move(tokenizer), static_cast<int32_t>(num_blocks));
+  LACUNA_ASSIGN_OR_RETURN(ModelWeights weights,
+                          ModelWeights::load(config, state->checkpoint, options.dtype));
+  const Device device = {DeviceKind::kCpu, 0};
+  const Runtime* runtime = nullptr;
+  for (const Backend* backend : context.state().backends) {
+    if (backend->device_kind == device.kind) {
+      runtime = backend->runtime;
+      break;
+    }
+  }
+  LACUNA_CHECK(runtime != nullptr);
+
+  PagedKvCacheOptions cache_options{.device = device,
+                                    .layer_has_indexer = config.layer_has_indexer,
+                                    .num_blocks = num_blocks,
+                                    .block_size = options.block_size};
+  LACUNA_ASSIGN_OR_RETURN(cache_options.latent_layout, latent_layout(config, options));
+  LACUNA_ASSIGN_OR_RETURN(cache_options.index_layout, index_layout(config, options));
+  LACUNA_ASSIGN_OR_RETURN(state->cache, PagedKvCache::create(runtime, cache_options));
+
+  const bool dense = options.selection.kind == SelectionSource::Kind::kDense;
+  state->limits = {.index_topk = config.index_topk,
+                   .mha_keys_max = std::min(options.max_model_len,
+                                            dense ? options.max_model_len : config.index_topk),
+                   .force_dense = dense};
+  const int64_t rows_max = std::min(options.max_num_batched_tokens, options.max_model_len);
+  state->logits_rows_max =
+      std::clamp<int64_t>(kLogitsBytesMax / (4 * config.vocab_size), 1, rows_max);
+  LACUNA_ASSIGN_OR_RETURN(state->model,
+                          DeepseekV32::create(context, runtime, config, std::move(weights),
+                                              {.device = device,
+                                               .dtype = options.dtype,
+                                               .rows_max = rows_max,
+                                               .requests_max = 1,
+                                               .model_len_max = options.max_model_len,
+                                               .logits_rows_max = state->logits_rows_max,
+                                               .mha_keys_max = state->limits.mha_keys_max}));
+  LACUNA_ASSIGN_OR_RETURN(state->logits_memory,
+                          DeviceMemory::allocate(runtime, device.index,
+                                                 4 * state->logits_rows_max * config.vocab_size));
+  LACUNA_RETURN_IF_ERROR(state->measure());
+  const int64_t workspace_bytes = state->run.workspace_bytes_max();
+  LACUNA_ASSIGN_OR_RETURN(state->workspace,
+                          DeviceMemory::allocate(runtime, device.index, workspace_bytes));
+  state->run.set_launch({.workspace = state->workspace.data(), .workspace_bytes = workspace_bytes});
+
+  EngineInfo& info = state->info;
+  info.architecture = config.architecture;
+  info.num_layers = config.num_hidden_layers;
+  info.num_leader_layers =
+      std::count(config.layer_has_indexer.begin(), config.layer_has_indexer.end(), true);
+  info.num_heads = config.num_attention_heads;
+  info.index_topk = config.index_topk;
+  info.vocab_size = config.vocab_size;
+  info.max_model_len = options.max_model_len;
+  info.kv_cache_tokens = num_blocks * options.block_size;
+  info.weight_bytes = state->checkpoint.total_bytes();
+  info.kv_cache_bytes = num_blocks * PagedKvCache::block_bytes(cache_options);
+  info.activation_bytes =
+      state->model->buffer_bytes() + workspace_bytes + state->logits_memory.bytes();
+  info.dtype = std::string(dtype_name(options.dtype));
+  info.kv_format = std::string(kv_format_name(cache_options.latent_layout.format));
+  info.index_format = std::string(kv_format_name(cache_options.index_layout.format));
+  return std::unique_ptr<Engine>(new Engine(std::move(state)));
+}
+
+Status Engine::State::measure() {
+  run.set_measuring(true);
+  const int64_t model_len = options.max_model_len;
+  const int64_t rows_max = std::min(options.max_num_batched_tokens, model_len);
+  // Kernels may be chosen by the number of rows, so each power of two is asked, at the shortest
+  // context (dense lane) and at the longest (sparse lane).
+  for (int64_t rows = 1;; rows = std::min(2 * rows, rows_max)) {
+    for (const int64_t seq_len :
+         {std::max(rows, std::min(model_len, limits.index_topk)), model_len}) {
+      batch.clear();
+      batch.table_width = (model_len + options.block_size - 1) / options.block_size;
+      batch.block_table.assign(batch.table_width, 0);
+      batch.query_starts = {0, static_cast<int32_t>(rows)};
+      batch.seq_lens = {static_cast<int32_t>(seq_len)};
+      batch.num_decodes = rows == 1 && seq_len == model_len ? 1 : 0;
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t position = seq_len - rows + i;
+        batch.token_ids.push_back(0);
+        batch.positions.push_back(static_cast<int32_t>(position));
+        batch.visible_lengths.push_back(static_cast<int32_t>(position + 1));
+        batch.request_ids.push_back(0);
+        batch.slot_mapping.push_back(position);
+      }
+      plan_attention(batch, limits, &plan);
+      LACUNA_RETURN_IF_ERROR(
+          model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+    }
+    const int64_t logits_rows = std::min(rows, logits_rows_max);
+    const ConstTensorView row_ids =
+        view_of(static_cast<const int32_t*>(batch.positions.data()), {logits_rows});
+    const TensorView out = view_of(static_cast<float*>(logits_memory.data()),
+                                   {logits_rows, model->config().vocab_size});
+    LACUNA_RETURN_IF_ERROR(model->logits(run, row_ids, out));
+    sampler.clear();
+    for (int64_t i = 0; i < logits_rows; ++i) {
+      sampler.add({}, 0);
+    }
+    LACUNA_RETURN_IF_ERROR(sampler.draw(run, out));
+    if (rows == rows_max) {
+      break;
+    }
+  }
+  run.set_measuring(false);
+  return ok_status();
+}
+
+const EngineInfo& Engine::info() const { return state_->info; }
+
+EngineCounters Engine::counters() const {
+  EngineCounters counters = state_->counters;
+  counters.kernel_calls = state_->run.calls();
+  return counters;
+}
+
+Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
+  return state_->tokenizer.encode(text);
+}
+
+std::string Engine::decode(std::span<const int32_t> ids) const {
+  return state_->tokenizer.decode(ids);
+}
+
+void Engine::set_tap(Tap tap) { state_->tap = std::move(tap); }
+
+Result<int64_t> Engine::submit(Request request) {
+  State& s = *state_;
+  const int64_t length = static_cast<int64_t>(request.prompt.size());
+  if (length == 0) {
+    return invalid_argument("prompt: no tokens, expected at least one");
+  }
+  if (length >= s.info.max_model_len) {
+    return invalid_argument("prompt: " + std::to_string(length) + " tokens, the context of " +
+                            std::to_string(s.info.max_model_len) +
+                            " tokens (max_model_len) leaves no room for an answer");
+  }
+  if (length >= s.info.kv_cache_tokens) {
+    return invalid_argument("prompt: " + std::to_string(length) + " tokens, the cache holds " +
+                            std::to_string(s.info.kv_cache_tokens) + " (kv_cache_tokens)");
+  }
+  for (int64_t i = 0; i < length; ++i) {
+    if (request.prompt[i] < 0 || request.prompt[i] >= s.info.vocab_size) {
+      return invalid_argument("prompt: token " + std::to_string(i) + " is " +
+                              std::to_string(request.prompt[i]) + ", expected 0 to " +
+                              std::to_string(s.info.vocab_size - 1));
+    }
+  }
+  LACUNA_RETURN_IF_ERROR(check_sampling(request.sampling, s.info.vocab_size));
+  const int64_t id = s.next_id++;
+  s.scheduler.add(std::make_unique<Sequence>(id, std::move(request), s.tokenizer, &s.pool,
+                                             s.options.block_size));
+  return id;
+}
+
+void Engine::cancel(int64_t request_id) {
+  if (Sequence* sequence = state_->scheduler.find(request_id)) {
+    sequence->cancelled = true;
+  }
+}
+
+bool Engine::has_work() const { return !state_->scheduler.empty(); }
+
+RequestRecord Engine::take_record(int64_t request_id) {
+  const auto found = state_->records.find(request_id);
+  if (found == state_->records.end()) {
+    return {};
+  }
+  RequestRecord record = std::move(found->second);
+  state_->records.erase(found);
+  return record;
+}
+
+Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
+                                   std::vector<StepInfo>* step_infos) {
+  fill_batch(rows, &batch);
+  plan_attention(batch, limits, &plan);
+  Tap step_tap;
+  const bool records_selection = std::any_of(rows.begin(), rows.end(), [](const ScheduledRows& r) {
+    return r.sequence->request.record_selection;
+  });
+  if (tap || records_selection) {
+    step_tap = [this, &rows](std::string_view name, int layer, const ConstTensorView& tensor) {
+      if (tap) {
+        tap(name, layer, tensor);
+      }
+      if (name != "topk") {
+        return;
+      }
+      for (size_t r = 0; r < rows.size(); ++r) {
+        if (!rows[r].sequence->request.record_selection) {
+          continue;
+        }
+        std::vector<int32_t>& lists = rows[r].sequence->record.selected_keys[layer];
+        for (int64_t t = batch.query_starts[r]; t < batch.query_starts[r + 1]; ++t) {
+          const int32_t* list = tensor.as<int32_t>() + t * tensor.strides[0];
+          lists.insert(lists.end(), list, list + tensor.shape[1]);
+        }
+      }
+    };
+  }
+  LACUNA_RETURN_IF_ERROR(
+      model->forward(run, batch, host_tensors(batch), plan, cache, options.selection, step_tap));
+  step_infos->assign(rows.size(), {});
+  for (size_t r = 0; r < rows.size(); ++r) {
+    StepInfo& info_of_step = (*step_infos)[r];
+    info_of_step.decode = static_cast<int>(r) < batch.num_decodes;
+    for (int64_t t = batch.query_starts[r]; t < batch.query_starts[r + 1]; ++t) {
+      const Lane lane = t < plan.num_mqa_rows ? Lane::kSparseMqa : plan.prefill_lane;
+      ++info_of_step.rows_by_lane[static_cast<int>(lane)];
+      info_of_step.keys_read += keys_read(batch, plan, limits.index_topk, t);
+      info_of_step.keys_visible += batch.visible_lengths[t];
+      if (rows[r].sequence->request.record_selection && t >= plan.num_mqa_rows) {
+        // The dense lane has no lists: every visible key was read.
+        for (int layer = 0; layer < model->config().num_hidden_layers; ++layer) {
+          if (model->config().layer_has_indexer[layer]) {
+            std::vector<int32_t>& lists = rows[r].sequence->record.selected_keys[layer];
+            lists.resize(lists.size() + limits.index_topk, -1);
+          }
+        }
+      }
+    }
+    counters.keys_read += info_of_step.keys_read;
+    counters.keys_visible += info_of_step.keys_visible;
+    for (int lane = 0; lane < kNumLanes; ++lane) {
+      counters.rows_by_lane[lane] += info_of_step.rows_by_lane[lane];
+    }
+  }
+  return ok_status();
+}
+
+Status Engine::State::prompt_logprobs(const ScheduledRows& rows) {
+  Sequence& sequence = *rows.sequence;
+  // Row at position p predicts token p + 1; only prompt tokens count.
+  const int64_t begin = sequence.num_computed;
+  const int64_t end = std::min(begin + rows.num_rows, sequence.num_prompt() - 1);
+  const int64_t vocab = model->config().vocab_size;
+  for (int64_t first = begin; first < end; first += logits_rows_max) {
+    const int64_t count = std::min(logits_rows_max, end - first);
+    row_list.resize(count);
+    for (int64_t i = 0; i < count; ++i) {
+      row_list[i] = static_cast<int32_t>(first - begin + i);
+    }
+    const TensorView out = view_of(static_cast<float*>(logits_memory.data()), {count, vocab});
+    LACUNA_RETURN_IF_ERROR(
+        model->logits(run, view_of(static_cast<const int32_t*>(row_list.data()), {count}), out));
+    if (tap) {
+      tap("prompt_logits", -1, out);
+    }
+    std::vector<float>& logprobs = sequence.record.prompt_logprobs;
+    logprobs.resize(first + count);
+    LACUNA_RETURN_IF_ERROR(run(TokenLogprobsArgs{
+        .logits = out,
+        .ids = view_of(static_cast<const int32_t*>(sequence.tokens.data() + first + 1), {count}),
+        .out = view_of(logprobs.data() + first, {count})}));
+  }
+  return ok_status();
+}
+
+TokenEvent Engine::State::accept_token(Sequence& sequence, int32_t token, float logprob) {
+  TokenEvent event{.request_id = sequence.id, .token_id = token, .logprob = logprob};
+  const SamplingParams& params = sequence.request.sampling;
+  sequence.tokens.push_back(token);
+  ++counters.generated_tokens;
+  const std::vector<int32_t>& eos = model->config().eos_token_ids;
+  const bool ends = (!params.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) ||
+                    std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
+                        params.stop_token_ids.end();
+  if (!ends) {
+    event.text = sequence.text.feed(token);
+  }
+  if (ends || sequence.text.stopped()) {
+    event.finish = FinishReason::kStop;
+  } else if (sequence.num_generated() >= params.max_tokens ||
+             sequence.num_tokens() >= info.max_model_len ||
+             sequence.num_tokens() >= info.kv_cache_tokens) {
+    event.finish = FinishReason::kLength;
+  }
+  if (event.finish != FinishReason::kNone) {
+    event.text += sequence.text.flush();
+  }
+  return event;
+}
+
+Result<std::vector<TokenEvent>> Engine::step() {
+  State& s = *state_;
+  std::vector<TokenEvent> events;
+  Sequence* front = s.scheduler.front();
+  if (front == nullptr) {
+    return events;
+  }
+  const auto start = std::chrono::steady_clock::now();
+  if (front->cancelled) {
+    TokenEvent event{.request_id = front->id, .finish = FinishReason::kCancelled};
+    event.text = front->text.flush();
+    s.scheduler.remove(front->id);
+    events.push_back(std::move(event));
+    return events;
+  }
+  const int64_t front_id = front->id;
+  auto run_step = [&]() -> Status {
+    LACUNA_RETURN_IF_ERROR(s.scheduler.schedule(&s.scheduled));
+    LACUNA_RETURN_IF_ERROR(s.forward_step(s.scheduled, &s.infos));
+    ++s.counters.steps;
+    for (const ScheduledRows& rows : s.scheduled) {
+      if (rows.sequence->request.prompt_logprobs) {
+        LACUNA_RETURN_IF_ERROR(s.prompt_logprobs(rows));
+      }
+      if (!rows.sequence->is_decoding()) {
+        s.counters.prompt_tokens += rows.num_rows;
+      }
+      rows.sequence->num_computed += rows.num_rows;
+    }
+    const int64_t num_logits = static_cast<int64_t>(s.batch.logits_rows.size());
+    if (num_logits > 0) {
+      const TensorView logits = view_of(static_cast<float*>(s.logits_memory.data()),
+                                        {num_logits, s.model->config().vocab_size});
+      LACUNA_RETURN_IF_ERROR(s.model->logits(s.run, host_tensors(s.batch).logits_rows, logits));
+      if (s.tap) {
+        s.tap("logits", -1, logits);
+      }
+      s.sampler.clear();
+      for (const ScheduledRows& rows : s.scheduled) {
+        if (rows.samples) {
+          s.sampler.add(rows.sequence->request.sampling, rows.sequence->num_tokens());
+        }
+      }
+      LACUNA_RETURN_IF_ERROR(s.sampler.draw(s.run, logits));
+    }
+    return ok_status();
+  };
+  if (Status status = run_step(); !status.ok()) {
+    s.scheduler.remove(front_id);
+    return status;
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  size_t sampled = 0;
+  for (size_t r = 0; r < s.scheduled.size(); ++r) {
+    Sequence& sequence = *s.scheduled[r].sequence;
+    TokenEvent event{.request_id = sequence.id};
+    if (s.scheduled[r].samples) {
+      event = s.accept_token(sequence, s.sampler.ids()[sampled], s.sampler.logprobs()[sampled]);
+      ++sampled;
+    }
+    event.step = s.infos[r];
+    event.step.seconds = seconds;
+    if (event.finish != FinishReason::kNone) {
+      if (sequence.request.prompt_logprobs || sequence.request.record_selection) {
+        s.records[sequence.id] = std::move(sequence.record);
+      }
+      s.scheduler.remove(sequence.id);
+    }
+    events.push_back(std::move(event));
+  }
+  return events;
+}
+
+}  // namespace lacuna

@@ -1,0 +1,33 @@
+// From tokens to the text that may be shown: whole characters only, and nothing that might turn out
+// to begin a stop string.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/tokenizer.h"
+
+namespace lacuna {
+
+class TextStream {
+ public:
+  TextStream(Tokenizer tokenizer, std::vector<std::string> stop)
+      : decoder_(std::move(tokenizer)), stop_(std::move(stop)) {}
+
+  // Text that became safe to show. Sets stopped() when a stop string is complete; text before it is
+  // returned, the rest is dropped.
+  std::string feed(int32_t token_id);
+  // The end of the answer: everything that was held back.
+  std::string flush();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::string take_safe(bool at_end);
+
+  StreamDecoder decoder_;
+  std::vector<std::string> stop_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace lacuna
