@@ -33,7 +33,8 @@ ROOMS = {
     "src/model": OPS + ["kvcache", "parallel", "attention"],
     "src/engine": MODEL,
     "src/server": ["core"],
-    "src/cli": ["core", "ops", "server"] + CASES,
+    # `lacuna logits` records what the engine computes inside, which is not public.
+    "src/cli": ["core", "ops", "server", "engine/recorder.h"] + CASES,
     "bindings": [],
     "examples": [],
     "benchmarks": OPS + ["backends/registry.h", "benchmarks"] + CASES,
@@ -76,7 +77,7 @@ FOREIGN = {
     "src/cli": OS + r"|CLI/.*|nlohmann/.*|spdlog/.*|fmt/.*",
     "benchmarks": OS + r"|benchmark/.*|dnnl.*|nlohmann/.*",
     "tests": OS + r"|g(test|mock)/.*|nlohmann/.*|hwy/.*",
-    "examples": r"(?!)",
+    "examples": r"lacuna/.*",
 }
 
 SUFFIXES = {".h", ".cc", ".cu", ".cuh"}
@@ -129,7 +130,8 @@ def check_file(path, text):
             if not may_include(row, header):
                 yield number, f"{row} may not include \"{header}\""
         elif "." in header or "/" in header:
-            if header.startswith("lacuna/") or not re.fullmatch(FOREIGN.get(foreign, r"(?!)"), header):
+            # Examples include the library as its users do.
+            if not re.fullmatch(FOREIGN.get(foreign, r"(?!)"), header):
                 yield number, f"{row} may not include <{header}>"
 
 
