@@ -254,6 +254,14 @@ void multiply_few_rows(const Product& product, float* scratch) {
 }
 
 Status multiply(const Product& product, float* scratch) {
+  if (product.m > kFewRows) {
+    return multiply_many_rows(product, scratch);
+  }
+  multiply_few_rows(product, scratch);
+  return ok_status();
+}
+
+Status multiply_many_rows(const Product& product, float* scratch) {
   const int64_t m = product.m;
   const int64_t n = product.n;
   const int64_t k = product.k;

@@ -3,7 +3,9 @@
 // are widened exactly; sums are f32.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "lacuna/dtype.h"
 #include "lacuna/status.h"
@@ -12,7 +14,7 @@ namespace lacuna::cpu {
 
 // c[m, n] = a[m, k] b: b is [n, k] with k contiguous (b_columns_contiguous false: c = a b^T) or
 // [k, n] with n contiguous. Strides between rows count elements. A bit of c depends on its own row
-// of a and column of b alone in multiply_few_rows, not in multiply.
+// of a and column of b alone in multiply_few_rows, not in multiply_many_rows.
 struct Product {
   int64_t m = 0;
   int64_t n = 0;
@@ -38,11 +40,29 @@ int64_t product_scratch(int64_t m, int64_t n, int64_t k);
 // Meant for m <= kFewRows, right for any m.
 void multiply_few_rows(const Product& product, float* scratch);
 
-// Any m. Fails only if oneDNN does.
+// Meant for more rows. Fails only if oneDNN does.
+Status multiply_many_rows(const Product& product, float* scratch);
+
+// One of the two, by m.
 Status multiply(const Product& product, float* scratch);
 
 // to[i] = widened from[i]; rows of `width` elements into a contiguous matrix.
 void widen_rows(const void* from, DType dtype, int64_t stride, int64_t rows, int64_t width,
                 float* to);
+
+// Keeps the first failure of a parallel loop.
+class FirstFailure {
+ public:
+  void note(Status status) {
+    if (!status.ok() && !failed_.exchange(true)) {
+      status_ = std::move(status);
+    }
+  }
+  Status take() { return std::move(status_); }
+
+ private:
+  std::atomic<bool> failed_{false};
+  Status status_;
+};
 
 }  // namespace lacuna::cpu

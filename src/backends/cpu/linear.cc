@@ -1,7 +1,6 @@
 // Dense layers: x weight^T with a few rows (decode, bound by reading the weights) or many (prefill,
 // a GEMM), and the per-head products of absorbed MLA.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "backends/cpu/gemm.h"
@@ -11,21 +10,6 @@
 
 namespace lacuna::cpu {
 namespace {
-
-// Keeps the first failure of a parallel loop; `run` may not allocate, but a failure may.
-class FirstFailure {
- public:
-  void note(Status status) {
-    if (!status.ok() && !failed_.exchange(true)) {
-      status_ = std::move(status);
-    }
-  }
-  Status take() { return std::move(status_); }
-
- private:
-  std::atomic<bool> failed_{false};
-  Status status_;
-};
 
 // ---- linear ----
 
@@ -153,7 +137,8 @@ Status linear_gemm(const LinearArgs& args, const DeviceInfo& device, const Launc
         const int64_t column = task / row_tiles * column_step;
         const Product product = linear_product(x, args, row, std::min(row + kGemmRows, rows),
                                                column, std::min(column + column_step, columns));
-        failure.note(multiply(product, workspace.scratch + worker * workspace.scratch_floats));
+        failure.note(
+            multiply_many_rows(product, workspace.scratch + worker * workspace.scratch_floats));
       });
   return failure.take();
 }
@@ -205,12 +190,7 @@ Status head_linear(const HeadLinearArgs& args, const DeviceInfo& device, const L
                              .c = out.data,
                              .c_dtype = out.dtype,
                              .c_stride = out.strides[0]};
-    float* mine = scratch + worker * scratch_floats;
-    if (rows <= kFewRows) {
-      multiply_few_rows(product, mine);
-    } else {
-      failure.note(multiply(product, mine));
-    }
+    failure.note(multiply(product, scratch + worker * scratch_floats));
   });
   return failure.take();
 }

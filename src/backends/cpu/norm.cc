@@ -11,8 +11,8 @@
 #define HWY_TARGET_INCLUDE "backends/cpu/norm.cc"
 #include "hwy/foreach_target.h"
 // foreach_target.h must come first.
+#include "backends/cpu/silu-inl.h"
 #include "backends/cpu/simd-inl.h"
-#include "hwy/contrib/math/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lacuna::cpu::HWY_NAMESPACE {
@@ -179,28 +179,6 @@ void embedding_rows_typed(const EmbeddingArgs& args, int64_t begin, int64_t end)
 void embedding_rows(const EmbeddingArgs& args, int64_t begin, int64_t end) {
   args.table.dtype == DType::kBFloat16 ? embedding_rows_typed<Bf16>(args, begin, end)
                                        : embedding_rows_typed<float>(args, begin, end);
-}
-
-// silu(x) = x / (1 + exp(-x)); exp overflows to infinity for x below -88, which gives -0.
-template <class D>
-HWY_INLINE hn::Vec<D> silu(D d, hn::Vec<D> x) {
-  return hn::Div(x, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, hn::Neg(x))));
-}
-
-template <class Out>
-void silu_mul_row(const float* gate, const float* up, Out* out, int64_t n) {
-  const hn::ScalableTag<float> d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    store_float(hn::Mul(silu(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
-  }
-  // The same arithmetic on a whole vector, so that an element's bits do not depend on its place.
-  HWY_ALIGN float buffer[hn::MaxLanes(d)];
-  for (; i < n; ++i) {
-    hn::Store(silu(d, hn::Set(d, gate[i])), d, buffer);
-    store_scalar(buffer[0] * up[i], out + i);
-  }
 }
 
 template <class Out>
