@@ -467,7 +467,8 @@ void SparseMlaProblem::make_lists(Random& random) {
   indices = buffers.tensor("indices", Role::kInput, DType::kInt32, {c.rows, c.width},
                            {.strides = {c.width + c.index_row_gap, 1}, .offset = c.offset});
   std::vector<int32_t> counts;
-  constexpr int32_t kEdges[] = {0, 1, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025, 2048, 2051};
+  constexpr int32_t kEdges[] = {0,   1,   31,  32,  33,  63,   64,   65,   127,  128, 129,
+                                255, 256, 257, 960, 961, 1023, 1024, 1025, 2048, 2051};
   const int32_t hostile[] = {-5,        INT32_MIN, clamp_i32(c.width + 3),
                              INT32_MAX, 0,         clamp_i32(c.width - 1)};
   for (int64_t t = 0; t < c.rows; ++t) {
