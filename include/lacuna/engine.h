@@ -31,6 +31,7 @@ struct EngineOptions {
   int64_t kv_cache_tokens = 0;                              // 0: max_model_len
   std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
   SelectionSource selection;
+  bool force_mqa = false;  // every row takes the sparse MQA lane, whatever routing prefers
 };
 
 struct Request {
@@ -38,6 +39,9 @@ struct Request {
   SamplingParams sampling;
   bool prompt_logprobs = false;   // see RequestRecord
   bool record_selection = false;  // see RequestRecord
+  // Teacher forcing: the i-th generated token is forced_tokens[i] whatever was sampled (its logprob
+  // is reported).
+  std::vector<int32_t> forced_tokens;
 };
 
 enum class FinishReason { kNone = 0, kStop, kLength, kCancelled };

@@ -24,6 +24,7 @@ struct EngineFlags {
   int threads = 0;
   std::vector<std::string> kernels;
   std::string selection = "indexer";
+  bool force_mqa = false;
 };
 
 // `selection`: offer --selection, the deliberate mistakes (evaluation only).

@@ -213,6 +213,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   state->limits = {.index_topk = config.index_topk,
                    .mha_keys_max = std::min(options.max_model_len,
                                             dense ? options.max_model_len : config.index_topk),
+                   .force_mqa = options.force_mqa,
                    .force_dense = dense};
   const int64_t rows_max = std::min(options.max_num_batched_tokens, options.max_model_len);
   state->logits_rows_max =
@@ -338,6 +339,12 @@ Result<int64_t> Engine::submit(Request request) {
     if (request.prompt[i] < 0 || request.prompt[i] >= s.info.vocab_size) {
       return invalid_argument("prompt: token " + std::to_string(i) + " is " +
                               std::to_string(request.prompt[i]) + ", expected 0 to " +
+                              std::to_string(s.info.vocab_size - 1));
+    }
+  }
+  for (const int32_t token : request.forced_tokens) {
+    if (token < 0 || token >= s.info.vocab_size) {
+      return invalid_argument("forced_tokens: " + std::to_string(token) + ", expected 0 to " +
                               std::to_string(s.info.vocab_size - 1));
     }
   }
@@ -521,6 +528,18 @@ Result<std::vector<TokenEvent>> Engine::step() {
         }
       }
       LACUNA_RETURN_IF_ERROR(s.sampler.draw(s.run, logits));
+      int64_t row = 0;
+      for (const ScheduledRows& rows : s.scheduled) {
+        if (!rows.samples) {
+          continue;
+        }
+        const std::vector<int32_t>& forced = rows.sequence->request.forced_tokens;
+        const int64_t n = rows.sequence->num_generated();
+        if (n < static_cast<int64_t>(forced.size())) {
+          LACUNA_RETURN_IF_ERROR(s.sampler.force(s.run, logits, row, forced[n]));
+        }
+        ++row;
+      }
     }
     return ok_status();
   };

@@ -39,6 +39,13 @@ Status Sampler::draw(OpRunner& run, const ConstTensorView& logits) {
                         .logprobs = view_of(logprobs_.data(), {rows})});
 }
 
+Status Sampler::force(OpRunner& run, const ConstTensorView& logits, int64_t row, int32_t token) {
+  ids_[row] = token;
+  return run(TokenLogprobsArgs{.logits = logits.slice(0, row, 1),
+                               .ids = view_of(static_cast<const int32_t*>(&ids_[row]), {1}),
+                               .out = view_of(&logprobs_[row], {1})});
+}
+
 Status check_sampling(const SamplingParams& params, int64_t vocab_size) {
   auto bad = [](const char* name, const std::string& value, const char* expected) {
     return invalid_argument(std::string(name) + ": " + value + ", expected " + expected);

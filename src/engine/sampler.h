@@ -15,6 +15,8 @@ class Sampler {
   void add(const SamplingParams& params, int64_t position);
   // logits [n, V] of the rows added, in order.
   Status draw(OpRunner& run, const ConstTensorView& logits);
+  // After a draw: row `row` takes `token` instead (teacher forcing), with its own log-probability.
+  Status force(OpRunner& run, const ConstTensorView& logits, int64_t row, int32_t token);
   const std::vector<int32_t>& ids() const { return ids_; }
   const std::vector<float>& logprobs() const { return logprobs_; }
 

@@ -175,6 +175,9 @@ Status DeepseekV32::index_keys(OpRunner& run, int layer, const Batch& batch,
                                       .out = k_act}));
   LACUNA_RETURN_IF_ERROR(run(AppendIndexKeysArgs{
       .keys = join_heads(k_act), .slot_mapping = tensors.slot_mapping, .kv = cache.index(layer)}));
+  if (tap && !run.measuring()) {
+    tap("index_k", layer, join_heads(k_act));
+  }
   const int64_t mqa_rows = plan.num_mqa_rows;
   if (mqa_rows == 0) {
     return ok_status();
