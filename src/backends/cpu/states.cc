@@ -79,13 +79,13 @@ void write_strip(const TensorView& tensor, int64_t at, int64_t count, const floa
 
 void merge_head(const MergeStatesArgs& args, int64_t row, int64_t head) {
   const int64_t num_states = static_cast<int64_t>(args.states.size());
-  std::array<double, kMaxPartialStates> lse;
+  std::array<double, kMaxPartialStates> lse = {};
   for (int64_t n = 0; n < num_states; ++n) {
     const ConstTensorView& view = args.states[n].lse;
     lse[n] = natural_lse(view.as<float>()[head_offset(view, row, head)], args.lse_base);
   }
   const double joined = log_sum_exp(lse.data(), num_states);
-  std::array<float, kMaxPartialStates> weight;
+  std::array<float, kMaxPartialStates> weight = {};
   for (int64_t n = 0; n < num_states; ++n) {
     weight[n] = lse[n] == kMinusInfinity ? 0.0f : static_cast<float>(std::exp(lse[n] - joined));
   }
