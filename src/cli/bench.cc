@@ -1,0 +1,466 @@
+// `lacuna bench attention`: how long sparse MLA takes on this machine, beside what the machine can
+// do. The ceilings are measured in the same run: a stream of reads, and the library's own f32 GEMM.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/engine_flags.h"
+#include "core/check.h"
+#include "core/device_memory.h"
+#include "core/rng.h"
+#include "ops/dispatch.h"
+
+namespace lacuna::cli {
+namespace {
+
+struct BenchFlags {
+  int64_t heads = 16;
+  int64_t d_qk = 576;
+  int64_t topk = 2048;
+  int64_t rows = 1;
+  int64_t context = 4096;
+  std::string dtype = "bf16";
+  int threads = 0;
+  int64_t repeats = 200;
+  std::string csv;
+  std::string commit;
+  bool grid = false;
+};
+
+struct Shape {
+  int64_t heads;
+  int64_t topk;
+  int64_t rows;
+  int64_t context;
+  KvLayout layout;
+};
+
+struct Timing {
+  double us_median = 0;
+  double us_p10 = 0;
+  double us_p90 = 0;
+};
+
+struct Ceilings {
+  double bytes_per_second = 0;
+  double flops_per_second = 0;
+};
+
+struct Measurement {
+  Shape shape;
+  std::string kernel;
+  Timing timing;
+  double bytes;
+  double flops;
+  double floor_us;  // the longer of the two times that the ceilings allow
+};
+
+constexpr int kWarmUps = 5;
+// Calls of one list in a row would find its rows in cache: the lists are many and take turns.
+constexpr int64_t kListsMax = 64;
+constexpr int64_t kListEntriesMax = int64_t{16} << 20;
+constexpr const char* kMethod =
+    "wall time of one call after 5 warm-up calls, each call with another random list of distinct "
+    "rows; ceilings of the same run: best of 7 reads of a large array by all threads, and the best "
+    "f32 product of cpu/linear_gemm; floor = max(bytes / stream, flops / gemm)";
+
+double seconds_of(const std::function<void()>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Memory of the CPU device, through the runtime that every part of the library allocates by.
+Result<DeviceMemory> allocate(const Context& context, int64_t bytes) {
+  for (const Backend* backend : context.state().backends) {
+    if (backend->device_kind == DeviceKind::kCpu) {
+      return DeviceMemory::allocate(backend->runtime, 0, bytes);
+    }
+  }
+  return unsupported("bench: this context has no CPU backend");
+}
+
+// Uniform in [-1, 1).
+void fill_random(float* to, int64_t count, uint64_t seed) {
+  for (int64_t i = 0; i < count; i += 4) {
+    const std::array<uint32_t, 4> bits = philox4x32(seed, static_cast<uint64_t>(i));
+    for (int64_t j = i; j < std::min(count, i + 4); ++j) {
+      to[j] = static_cast<float>(bits[j - i] >> 8) * 0x1p-23f - 1.0f;
+    }
+  }
+}
+
+// Bytes a second of all threads reading an array that no cache holds.
+Result<double> stream_bytes_per_second(const Context& context) {
+  constexpr int64_t kBytesMin = int64_t{512} << 20;
+  constexpr int64_t kChunkWords = int64_t{1} << 17;
+  const int64_t l3_bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL3_CACHE_SIZE));
+  const int64_t bytes = std::max(kBytesMin, 8 * l3_bytes) / (8 * kChunkWords) * (8 * kChunkWords);
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory memory, allocate(context, bytes));
+  auto* words = static_cast<uint64_t*>(memory.data());
+  const int64_t num_chunks = bytes / (8 * kChunkWords);
+  ThreadPool& pool = *context.state().thread_pool;
+  pool.parallel_for(num_chunks, [&](int64_t chunk, int) {
+    std::fill_n(words + chunk * kChunkWords, kChunkWords, static_cast<uint64_t>(chunk));
+  });
+  std::vector<uint64_t> sums(num_chunks);
+  double best = 0;
+  for (int i = 0; i < 7; ++i) {
+    const double seconds = seconds_of([&] {
+      pool.parallel_for(num_chunks, [&](int64_t chunk, int) {
+        const uint64_t* from = words + chunk * kChunkWords;
+        sums[chunk] += std::accumulate(from, from + kChunkWords, uint64_t{0});
+      });
+    });
+    best = std::max(best, static_cast<double>(bytes) / seconds);
+  }
+  // A use of the sums, so that the reads stay.
+  const uint64_t total = std::accumulate(sums.begin(), sums.end(), uint64_t{0});
+  return total == 1 ? 0.0 : best;
+}
+
+// Flops a second of one f32 product [m, k] x [n, k]^T, the best of several.
+Result<double> gemm_flops_per_second(const Context& context, int64_t m, int64_t n, int64_t k) {
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory x, allocate(context, 4 * m * k));
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory weight, allocate(context, 4 * n * k));
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory out, allocate(context, 4 * m * n));
+  fill_random(static_cast<float*>(x.data()), m * k, 1);
+  fill_random(static_cast<float*>(weight.data()), n * k, 2);
+  const LinearArgs args = {.x = view_of(static_cast<const float*>(x.data()), {m, k}),
+                           .weight = view_of(static_cast<const float*>(weight.data()), {n, k}),
+                           .out = view_of(static_cast<float*>(out.data()), {m, n}),
+                           .kernel = "cpu/linear_gemm"};
+  LACUNA_ASSIGN_OR_RETURN(const int64_t bytes, workspace_bytes(context, args));
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory workspace, allocate(context, bytes));
+  const Launch launch = {.workspace = workspace.data(), .workspace_bytes = bytes};
+  const double flops =
+      2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  const int repeats = std::clamp(static_cast<int>(2e10 / flops), 5, 200);
+  double best = 0;
+  for (int i = 0; i < repeats; ++i) {
+    Status status;
+    const double seconds = seconds_of([&] { status = linear(context, args, launch); });
+    LACUNA_RETURN_IF_ERROR(status);
+    best = std::max(best, flops / seconds);
+  }
+  return best;
+}
+
+Result<Ceilings> measure_ceilings(const Context& context, const Shape& shape) {
+  Ceilings ceilings;
+  LACUNA_ASSIGN_OR_RETURN(ceilings.bytes_per_second, stream_bytes_per_second(context));
+  const std::array<std::array<int64_t, 3>, 3> products = {{
+      {1536, 1536, 1536},
+      {shape.heads, shape.topk, shape.layout.d_qk()},  // scores
+      {shape.heads, shape.layout.latent, shape.topk},  // weighted sum
+  }};
+  for (const auto& [m, n, k] : products) {
+    if (m * n * k == 0) {
+      continue;
+    }
+    LACUNA_ASSIGN_OR_RETURN(const double flops, gemm_flops_per_second(context, m, n, k));
+    ceilings.flops_per_second = std::max(ceilings.flops_per_second, flops);
+  }
+  return ceilings;
+}
+
+// A cache of `context` random tokens, written by the library.
+Result<DeviceMemory> make_cache(const Context& context, const Shape& shape) {
+  constexpr int64_t kTokens = 1024;
+  const KvLayout& layout = shape.layout;
+  LACUNA_ASSIGN_OR_RETURN(DeviceMemory cache,
+                          allocate(context, shape.context * layout.record_bytes()));
+  std::vector<float> values(kTokens * layout.d_qk());
+  std::vector<int64_t> slots(kTokens);
+  for (int64_t first = 0; first < shape.context; first += kTokens) {
+    const int64_t count = std::min(kTokens, shape.context - first);
+    fill_random(values.data(), count * layout.d_qk(), static_cast<uint64_t>(3 + first));
+    std::iota(slots.begin(), slots.end(), first);
+    AppendKvArgs args = {
+        .latent = view_of(static_cast<const float*>(values.data()), {count, layout.latent}),
+        .slot_mapping = view_of(static_cast<const int64_t*>(slots.data()), {count}),
+        .kv = flat_rows(cache.data(), layout, shape.context)};
+    if (layout.rope > 0) {
+      args.rope = view_of(static_cast<const float*>(values.data() + count * layout.latent),
+                          {count, layout.rope});
+    }
+    LACUNA_RETURN_IF_ERROR(append_kv(context, args));
+  }
+  return cache;
+}
+
+// Lists of [rows, topk] distinct rows each: the head of a shuffle.
+std::vector<int32_t> make_lists(const Shape& shape, int64_t num_lists) {
+  std::vector<int32_t> permutation(shape.context);
+  std::iota(permutation.begin(), permutation.end(), 0);
+  std::vector<int32_t> lists(num_lists * shape.rows * shape.topk);
+  uint64_t draw = 0;
+  for (int64_t list = 0; list < num_lists * shape.rows; ++list) {
+    for (int64_t i = 0; i < shape.topk; ++i) {
+      const uint64_t left = static_cast<uint64_t>(shape.context - i);
+      const int64_t other = i + static_cast<int64_t>(philox4x32(7, draw++)[0] % left);
+      std::swap(permutation[i], permutation[other]);
+      lists[list * shape.topk + i] = permutation[i];
+    }
+  }
+  return lists;
+}
+
+Timing timing_of(std::vector<double> us) {
+  std::sort(us.begin(), us.end());
+  const auto at = [&](double quantile) {
+    return us[static_cast<size_t>(quantile * static_cast<double>(us.size() - 1) + 0.5)];
+  };
+  return {.us_median = at(0.5), .us_p10 = at(0.1), .us_p90 = at(0.9)};
+}
+
+Result<Measurement> measure(const Context& context, const Shape& shape, int64_t repeats,
+                            const Ceilings& ceilings) {
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory cache, make_cache(context, shape));
+  const int64_t list_entries = std::max<int64_t>(1, shape.rows * shape.topk);
+  const int64_t num_lists = std::clamp<int64_t>(kListEntriesMax / list_entries, 2, kListsMax);
+  const std::vector<int32_t> lists = make_lists(shape, num_lists);
+  const int64_t d_qk = shape.layout.d_qk();
+  std::vector<float> random(shape.rows * shape.heads * d_qk);
+  fill_random(random.data(), static_cast<int64_t>(random.size()), 11);
+  std::vector<Bf16> query(random.size());
+  std::transform(random.begin(), random.end(), query.begin(), to_bf16);
+  std::vector<Bf16> out(shape.rows * shape.heads * shape.layout.latent);
+  std::vector<float> lse(shape.rows * shape.heads);
+  SparseMlaArgs args = {
+      .q = view_of(static_cast<const Bf16*>(query.data()), {shape.rows, shape.heads, d_qk}),
+      .kv = flat_rows(cache.data(), shape.layout, shape.context),
+      .softmax_scale = 1 / std::sqrt(192.0),
+      .out = view_of(out.data(), {shape.rows, shape.heads, shape.layout.latent}),
+      .lse = view_of(lse.data(), {shape.rows, shape.heads})};
+  const auto use_list = [&](int64_t i) {
+    args.indices =
+        view_of(lists.data() + i % num_lists * shape.rows * shape.topk, {shape.rows, shape.topk});
+  };
+  use_list(0);
+  const Explanation explanation = explain(context, args);
+  LACUNA_RETURN_IF_ERROR(explanation.status);
+  LACUNA_ASSIGN_OR_RETURN(const int64_t workspace_size, workspace_bytes(context, args));
+  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory workspace, allocate(context, workspace_size));
+  const Launch launch = {.workspace = workspace.data(), .workspace_bytes = workspace_size};
+
+  std::vector<double> us;
+  us.reserve(repeats);
+  for (int64_t i = 0; i < kWarmUps + repeats; ++i) {
+    use_list(i);
+    Status status;
+    const double seconds = seconds_of([&] { status = sparse_mla(context, args, launch); });
+    LACUNA_RETURN_IF_ERROR(status);
+    if (i >= kWarmUps) {
+      us.push_back(1e6 * seconds);
+    }
+  }
+
+  Measurement result = {.shape = shape, .kernel = explanation.kernel, .timing = timing_of(us)};
+  const double pairs = static_cast<double>(shape.rows * shape.topk);
+  const double query_rows = static_cast<double>(shape.rows * shape.heads);
+  const double latent = static_cast<double>(shape.layout.latent);
+  result.flops =
+      2 * pairs * static_cast<double>(shape.heads) * (static_cast<double>(d_qk) + latent);
+  // Keys and their ids, query, output and LSE.
+  result.bytes = pairs * (static_cast<double>(shape.layout.record_bytes()) + 4) +
+                 query_rows * (2 * static_cast<double>(d_qk) + 2 * latent + 4);
+  result.floor_us = 1e6 * std::max(result.bytes / ceilings.bytes_per_second,
+                                   result.flops / ceilings.flops_per_second);
+  return result;
+}
+
+Result<KvLayout> layout_of(const BenchFlags& flags) {
+  if (flags.d_qk != 576 && flags.d_qk != 512) {
+    return invalid_argument(fmt::format(
+        "--d-qk: {}, expected 576 (latent 512, rope 64) or 512 (latent 512)", flags.d_qk));
+  }
+  const int64_t rope = flags.d_qk - 512;
+  if (flags.dtype == "bf16") {
+    return KvLayout::latent_bf16(512, rope);
+  }
+  if (flags.dtype == "f32") {
+    return KvLayout::latent_f32(512, rope);
+  }
+  if (flags.dtype == "fp8_ds_mla") {
+    return KvLayout::fp8_ds_mla(rope);
+  }
+  return invalid_argument("--dtype: \"" + flags.dtype + "\", expected bf16, f32 or fp8_ds_mla");
+}
+
+Result<std::vector<Shape>> shapes_of(const BenchFlags& flags) {
+  LACUNA_ASSIGN_OR_RETURN(const KvLayout layout, layout_of(flags));
+  if (flags.grid) {
+    std::vector<Shape> shapes;
+    for (const int64_t rows : {1, 8}) {
+      for (const int64_t context : {4096, 65536}) {
+        shapes.push_back({16, 2048, rows, context, layout});
+      }
+    }
+    return shapes;
+  }
+  // The context's rows are int32 ids, and 2^24 of them are 19 GB of bf16.
+  if (flags.heads < 1 || flags.heads > 1024 || flags.topk < 1 || flags.rows < 1 ||
+      flags.rows > 65536 || flags.context > int64_t{1} << 24) {
+    return invalid_argument(fmt::format(
+        "--heads, --topk, --rows, --context: {}, {}, {}, {}, expected 1 to 1024 heads, a list of "
+        "at least 1, 1 to 65536 rows and a context of at most 2^24",
+        flags.heads, flags.topk, flags.rows, flags.context));
+  }
+  if (flags.topk > flags.context) {
+    return invalid_argument(
+        fmt::format("--topk: {} distinct rows do not exist in --context {}, expected at most that",
+                    flags.topk, flags.context));
+  }
+  return std::vector<Shape>{{flags.heads, flags.topk, flags.rows, flags.context, layout}};
+}
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  gmtime_r(&now, &utc);
+  std::array<char, 32> text = {};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text.data();
+}
+
+std::string device_line(const Context& context) {
+  const DeviceInfo& device = *find_device(context.state(), {DeviceKind::kCpu, 0});
+  return fmt::format("{}, {}, {} threads", device.name, device.isa, device.num_threads);
+}
+
+void print_table(const std::vector<Measurement>& results) {
+  fmt::print("\n{:>5} {:>5} {:>5} {:>5} {:>8}  {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}\n",
+             "heads", "d_qk", "topk", "rows", "context", "us median", "us p10", "us p90",
+             "us floor", "GB/s", "Gflop/s", "share");
+  for (const Measurement& r : results) {
+    fmt::print(
+        "{:>5} {:>5} {:>5} {:>5} {:>8}  {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>8.2f} {:>8.1f} "
+        "{:>5.1f}%\n",
+        r.shape.heads, r.shape.layout.d_qk(), r.shape.topk, r.shape.rows, r.shape.context,
+        r.timing.us_median, r.timing.us_p10, r.timing.us_p90, r.floor_us,
+        r.bytes / r.timing.us_median / 1e3, r.flops / r.timing.us_median / 1e3,
+        100 * r.floor_us / r.timing.us_median);
+  }
+  // The price of a longer context at the same list width: what sparse attention is to make small.
+  for (const Measurement& longer : results) {
+    for (const Measurement& shorter : results) {
+      if (longer.shape.rows == shorter.shape.rows && longer.shape.context > shorter.shape.context) {
+        fmt::print("context {} over {} with {} row{}: {:.3f} times the time (p10: {:.3f})\n",
+                   longer.shape.context, shorter.shape.context, longer.shape.rows,
+                   longer.shape.rows == 1 ? "" : "s",
+                   longer.timing.us_median / shorter.timing.us_median,
+                   longer.timing.us_p10 / shorter.timing.us_p10);
+      }
+    }
+  }
+}
+
+std::string csv_text(const BenchFlags& flags, const std::string& device, const Ceilings& ceilings,
+                     const std::vector<Measurement>& results) {
+  std::string text = fmt::format(
+      "# commit: {}\n# device: {}\n# date: {}\n# method: {}\n"
+      "# ceilings: stream {:.4g} bytes/s, gemm {:.4g} flop/s\n"
+      "op,kernel,peer,h_q,d_qk,topk,rows,context,kv_dtype,cache,us_median,us_p10,us_p90,floor_us,"
+      "bytes,flops\n",
+      flags.commit.empty() ? "not given" : flags.commit, device, now_text(), kMethod,
+      ceilings.bytes_per_second, ceilings.flops_per_second);
+  for (const Measurement& r : results) {
+    text += fmt::format(
+        "sparse_mla,{},none,{},{},{},{},{},{},fresh_lists,{:.2f},{:.2f},{:.2f},"
+        "{:.2f},{:.0f},{:.0f}\n",
+        r.kernel, r.shape.heads, r.shape.layout.d_qk(), r.shape.topk, r.shape.rows, r.shape.context,
+        flags.dtype, r.timing.us_median, r.timing.us_p10, r.timing.us_p90, r.floor_us, r.bytes,
+        r.flops);
+  }
+  return text;
+}
+
+// The file is opened before anything is measured, so that a wrong path costs no minutes.
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+Result<int> bench_attention(const BenchFlags& flags) {
+  LACUNA_ASSIGN_OR_RETURN(const std::vector<Shape> shapes, shapes_of(flags));
+  if (flags.repeats < 1 || flags.repeats > 1000000) {
+    return invalid_argument(fmt::format("--repeats: {}, expected 1 to 1000000", flags.repeats));
+  }
+  if (flags.threads < 0 || flags.threads > 4096) {
+    return invalid_argument(
+        fmt::format("--threads: {}, expected 0 (one per core) to 4096", flags.threads));
+  }
+  File file(nullptr, std::fclose);
+  if (!flags.csv.empty()) {
+    file.reset(std::fopen(flags.csv.c_str(), "w"));
+    if (file == nullptr) {
+      return io_error("--csv: cannot write " + flags.csv);
+    }
+  }
+  LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
+  const std::string device = device_line(context);
+  fmt::print("{}\n", device);
+  std::fflush(stdout);
+  LACUNA_ASSIGN_OR_RETURN(const Ceilings ceilings, measure_ceilings(context, shapes.front()));
+  fmt::print("stream {:.1f} GB/s, f32 GEMM {:.1f} Gflop/s\n", ceilings.bytes_per_second / 1e9,
+             ceilings.flops_per_second / 1e9);
+  std::fflush(stdout);
+  std::vector<Measurement> results;
+  for (const Shape& shape : shapes) {
+    LACUNA_ASSIGN_OR_RETURN(Measurement result, measure(context, shape, flags.repeats, ceilings));
+    results.push_back(std::move(result));
+  }
+  print_table(results);
+  if (file != nullptr) {
+    const std::string text = csv_text(flags, device, ceilings, results);
+    const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
+    if (std::fclose(file.release()) != 0 || !written) {
+      return io_error("--csv: writing " + flags.csv + " failed");
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App* bench = app.add_subcommand("bench", "Measures the library on this machine");
+  bench->require_subcommand(1);
+  CLI::App* command = bench->add_subcommand(
+      "attention", "Sparse MLA: time, and share of what memory and f32 arithmetic allow");
+  auto flags = std::make_shared<BenchFlags>();
+  command->add_option("--heads", flags->heads, "Query heads")->capture_default_str();
+  command->add_option("--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)")
+      ->capture_default_str();
+  command->add_option("--topk", flags->topk, "Keys a row reads")->capture_default_str();
+  command->add_option("--rows", flags->rows, "Query rows")->capture_default_str();
+  command->add_option("--context", flags->context, "Cached tokens")->capture_default_str();
+  command->add_option("--dtype", flags->dtype, "Cache: bf16, f32 or fp8_ds_mla")
+      ->capture_default_str();
+  command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
+  command->add_option("--repeats", flags->repeats, "Measured calls")->capture_default_str();
+  command->add_option("--csv", flags->csv, "Also write the results to this file");
+  command->add_option("--commit", flags->commit, "What the CSV says was measured");
+  command->add_flag("--grid", flags->grid,
+                    "16 heads, topk 2048: 1 and 8 rows, contexts 4096 and 65536, instead of one "
+                    "shape");
+  command->callback([flags, &action] {
+    action = [flags] {
+      const Result<int> code = bench_attention(*flags);
+      return code.ok() ? *code : report(code.status());
+    };
+  });
+}
+
+}  // namespace lacuna::cli
