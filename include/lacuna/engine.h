@@ -31,7 +31,8 @@ struct EngineOptions {
   int64_t kv_cache_tokens = 0;                              // 0: max_model_len
   std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
   SelectionSource selection;
-  bool force_mqa = false;  // every row takes the sparse MQA lane, whatever routing prefers
+  bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
+  bool force_mqa = false;       // every row takes the sparse MQA lane, whatever routing prefers
 };
 
 struct Request {

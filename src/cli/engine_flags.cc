@@ -114,8 +114,10 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet) {
-  LACUNA_ASSIGN_OR_RETURN(const EngineOptions options, to_options(flags));
+Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet,
+                                            bool skip_tokenizer) {
+  LACUNA_ASSIGN_OR_RETURN(EngineOptions options, to_options(flags));
+  options.skip_tokenizer = skip_tokenizer;
   LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::create(context, options));
   if (!quiet) {

@@ -34,7 +34,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection = fa
 std::string default_model_dir();
 
 // Creates context and engine, telling the terminal what is loaded.
-Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet);
+Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet,
+                                            bool skip_tokenizer = false);
 
 // Prints "lacuna: <message>" on stderr as one line; the exit code of that kind of error (1, or 2
 // for a bad argument).

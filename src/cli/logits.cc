@@ -38,7 +38,8 @@ Result<std::vector<int32_t>> parse_tokens(const std::string& text) {
 }
 
 Status logits(const LogitsFlags& flags) {
-  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, false));
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                          make_engine(flags.engine, false, !flags.tokens.empty()));
   Request request;
   if (flags.tokens.empty()) {
     LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(flags.prompt));

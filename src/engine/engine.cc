@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <optional>
 
 #include "attention/plan.h"
 #include "core/check.h"
@@ -100,7 +100,7 @@ std::string_view row_lane_name(int lane) { return lane_name(static_cast<Lane>(la
 
 struct Engine::State {
   State(const Context& context_in, const EngineOptions& options_in, Checkpoint checkpoint_in,
-        Tokenizer tokenizer_in, int32_t num_blocks)
+        std::optional<Tokenizer> tokenizer_in, int32_t num_blocks)
       : context(context_in),
         options(options_in),
         checkpoint(std::move(checkpoint_in)),
@@ -118,7 +118,7 @@ struct Engine::State {
   Context context;
   EngineOptions options;
   Checkpoint checkpoint;
-  Tokenizer tokenizer;
+  std::optional<Tokenizer> tokenizer;
   OpRunner run;
   BlockPool pool;
   Scheduler scheduler;
@@ -174,10 +174,13 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
     return invalid_argument("kv_cache_tokens: " + std::to_string(options.kv_cache_tokens) +
                             ", expected at least 1");
   }
-  LACUNA_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::load(options.model_dir));
-  if (tokenizer.vocab_size() > config.vocab_size) {
+  std::optional<Tokenizer> tokenizer;
+  if (!options.skip_tokenizer) {
+    LACUNA_ASSIGN_OR_RETURN(tokenizer, Tokenizer::load(options.model_dir));
+  }
+  if (tokenizer.has_value() && tokenizer->vocab_size() > config.vocab_size) {
     return invalid_argument("tokenizer.json: has ids up to " +
-                            std::to_string(tokenizer.vocab_size() - 1) +
+                            std::to_string(tokenizer->vocab_size() - 1) +
                             ", config.json's vocab_size is " + std::to_string(config.vocab_size));
   }
   LACUNA_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.model_dir));
@@ -311,11 +314,14 @@ EngineCounters Engine::counters() const {
 }
 
 Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
-  return state_->tokenizer.encode(text);
+  if (!state_->tokenizer.has_value()) {
+    return invalid_argument("prompt: given as text, but the tokenizer was skipped; give token ids");
+  }
+  return state_->tokenizer->encode(text);
 }
 
 std::string Engine::decode(std::span<const int32_t> ids) const {
-  return state_->tokenizer.decode(ids);
+  return state_->tokenizer.has_value() ? state_->tokenizer->decode(ids) : std::string();
 }
 
 void Engine::set_tap(Tap tap) { state_->tap = std::move(tap); }
@@ -349,6 +355,10 @@ Result<int64_t> Engine::submit(Request request) {
     }
   }
   LACUNA_RETURN_IF_ERROR(check_sampling(request.sampling, s.info.vocab_size));
+  if (!request.sampling.stop.empty() && !s.tokenizer.has_value()) {
+    return invalid_argument(
+        "stop: text needs the tokenizer, which was skipped; use stop_token_ids");
+  }
   const int64_t id = s.next_id++;
   s.scheduler.add(std::make_unique<Sequence>(id, std::move(request), s.tokenizer, &s.pool,
                                              s.options.block_size));

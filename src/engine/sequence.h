@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "engine/text_stream.h"
@@ -11,8 +12,8 @@
 namespace lacuna {
 
 struct Sequence {
-  Sequence(int64_t id_in, Request request_in, const Tokenizer& tokenizer, BlockPool* pool,
-           int64_t block_size)
+  Sequence(int64_t id_in, Request request_in, const std::optional<Tokenizer>& tokenizer,
+           BlockPool* pool, int64_t block_size)
       : id(id_in),
         request(std::move(request_in)),
         tokens(request.prompt),

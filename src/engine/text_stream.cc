@@ -6,18 +6,18 @@
 namespace lacuna {
 
 std::string TextStream::feed(int32_t token_id) {
-  if (stopped_) {
+  if (stopped_ || !decoder_.has_value()) {
     return {};
   }
-  held_ += decoder_.feed(token_id);
+  held_ += decoder_->feed(token_id);
   return take_safe(false);
 }
 
 std::string TextStream::flush() {
-  if (stopped_) {
+  if (stopped_ || !decoder_.has_value()) {
     return {};
   }
-  held_ += decoder_.flush();
+  held_ += decoder_->flush();
   return take_safe(true);
 }
 

@@ -2,6 +2,7 @@
 // to begin a stop string.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,13 @@ namespace lacuna {
 
 class TextStream {
  public:
-  TextStream(Tokenizer tokenizer, std::vector<std::string> stop)
-      : decoder_(std::move(tokenizer)), stop_(std::move(stop)) {}
+  // Without a tokenizer there is no text.
+  TextStream(const std::optional<Tokenizer>& tokenizer, std::vector<std::string> stop)
+      : stop_(std::move(stop)) {
+    if (tokenizer.has_value()) {
+      decoder_.emplace(*tokenizer);
+    }
+  }
 
   // Text that became safe to show. Sets stopped() when a stop string is complete; text before it is
   // returned, the rest is dropped.
@@ -24,7 +30,7 @@ class TextStream {
  private:
   std::string take_safe(bool at_end);
 
-  StreamDecoder decoder_;
+  std::optional<StreamDecoder> decoder_;
   std::vector<std::string> stop_;
   std::string held_;
   bool stopped_ = false;
