@@ -1,5 +1,6 @@
 // Row-wise kernels of the engine: embedding, RMSNorm, LayerNorm, SiLU times up. Memory-bound: one
 // pass to reduce, one to write.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -52,17 +53,26 @@ float add_and_sum_squares(float* x, const float* add, int64_t n) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1))) + tail;
 }
 
+// What LayerNorm subtracts and multiplies. The mean is a float near it and a correction, which
+// together lose nothing when the mean is large against the deviation.
+struct Moments {
+  float mean = 0;
+  float correction = 0;
+  float inverse = 0;
+};
+
 // out = (x - mean) * inverse * weight + bias; `bias` may be null. out may be x.
 template <class W, class Out>
-void normalize_row(const float* x, float mean, float inverse, const W* weight, const W* bias,
-                   Out* out, int64_t n) {
+void normalize_row(const float* x, const Moments& moments, const W* weight, const W* bias, Out* out,
+                   int64_t n) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto mean_v = hn::Set(d, mean);
-  const auto inverse_v = hn::Set(d, inverse);
+  const auto mean_v = hn::Set(d, moments.mean);
+  const auto correction_v = hn::Set(d, moments.correction);
+  const auto inverse_v = hn::Set(d, moments.inverse);
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
+    const auto centred = hn::Sub(hn::Sub(hn::LoadU(d, x + i), mean_v), correction_v);
     auto y = hn::Mul(hn::Mul(centred, inverse_v), load_float(d, weight + i));
     if (bias != nullptr) {
       y = hn::Add(y, load_float(d, bias + i));
@@ -70,7 +80,7 @@ void normalize_row(const float* x, float mean, float inverse, const W* weight, c
     store_float(y, d, out + i);
   }
   for (; i < n; ++i) {
-    float y = (x[i] - mean) * inverse * to_float(weight[i]);
+    float y = (x[i] - moments.mean - moments.correction) * moments.inverse * to_float(weight[i]);
     if (bias != nullptr) {
       y += to_float(bias[i]);
     }
@@ -87,7 +97,7 @@ void rms_norm_rows_typed(const RmsNormArgs& args, int64_t begin, int64_t end) {
     const double mean_square = static_cast<double>(add_and_sum_squares(x, add, n)) / n;
     const float inverse = static_cast<float>(1.0 / std::sqrt(mean_square + args.eps));
     const W* no_bias = nullptr;
-    normalize_row(x, 0.0f, inverse, args.weight.as<W>(), no_bias,
+    normalize_row(x, {.inverse = inverse}, args.weight.as<W>(), no_bias,
                   args.out.as<Out>() + t * args.out.strides[0], n);
   }
 }
@@ -103,37 +113,43 @@ void rms_norm_rows(const RmsNormArgs& args, int64_t begin, int64_t end) {
   }
 }
 
-float sum_of(const float* x, int64_t n) {
+// Sums of x - origin and of its square.
+struct Sums {
+  double first;
+  double second;
+};
+
+Sums sums_about(const float* x, float origin, int64_t n) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);
+  const auto origin_v = hn::Set(d, origin);
+  auto first = hn::Zero(d);
+  auto second = hn::Zero(d);
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    sum = hn::Add(sum, hn::LoadU(d, x + i));
+    const auto centred = hn::Sub(hn::LoadU(d, x + i), origin_v);
+    first = hn::Add(first, centred);
+    second = hn::MulAdd(centred, centred, second);
   }
-  float tail = 0;
+  Sums sums = {hn::GetLane(hn::SumOfLanes(d, first)), hn::GetLane(hn::SumOfLanes(d, second))};
   for (; i < n; ++i) {
-    tail += x[i];
+    const float centred = x[i] - origin;
+    sums.first += centred;
+    sums.second += centred * centred;
   }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
+  return sums;
 }
 
-// Centred, so that a large mean does not cancel.
-float sum_of_squares_about(const float* x, float mean, int64_t n) {
-  const hn::ScalableTag<float> d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto mean_v = hn::Set(d, mean);
-  auto sum = hn::Zero(d);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const auto centred = hn::Sub(hn::LoadU(d, x + i), mean_v);
-    sum = hn::MulAdd(centred, centred, sum);
-  }
-  float tail = 0;
-  for (; i < n; ++i) {
-    tail += (x[i] - mean) * (x[i] - mean);
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) + tail;
+Moments moments_of(const float* x, int64_t n, double eps) {
+  const double count = static_cast<double>(n);
+  Moments moments;
+  moments.mean = static_cast<float>(sums_about(x, 0.0f, n).first / count);
+  const Sums sums = sums_about(x, moments.mean, n);
+  const double correction = sums.first / count;
+  const double variance = std::max(sums.second / count - correction * correction, 0.0);
+  moments.correction = static_cast<float>(correction);
+  moments.inverse = static_cast<float>(1.0 / std::sqrt(variance + eps));
+  return moments;
 }
 
 template <class W, class Out>
@@ -141,10 +157,7 @@ void layer_norm_rows_typed(const LayerNormArgs& args, int64_t begin, int64_t end
   const int64_t n = args.x.shape[1];
   for (int64_t t = begin; t < end; ++t) {
     const float* x = args.x.as<float>() + t * args.x.strides[0];
-    const float mean = static_cast<float>(static_cast<double>(sum_of(x, n)) / n);
-    const double variance = static_cast<double>(sum_of_squares_about(x, mean, n)) / n;
-    const float inverse = static_cast<float>(1.0 / std::sqrt(variance + args.eps));
-    normalize_row(x, mean, inverse, args.weight.as<W>(), args.bias.as<W>(),
+    normalize_row(x, moments_of(x, n, args.eps), args.weight.as<W>(), args.bias.as<W>(),
                   args.out.as<Out>() + t * args.out.strides[0], n);
   }
 }

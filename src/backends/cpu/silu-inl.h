@@ -13,10 +13,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace lacuna::cpu::HWY_NAMESPACE {
 
-// silu(x) = x / (1 + exp(-x)); exp overflows to infinity for x below -88, which gives -0.
+// silu(x) = x / (1 + exp(-x)). Highway's Exp is infinite from 89 on and undefined above 104; below
+// x = -100 the infinity gives -0, as it should. A NaN passes through the numerator.
 template <class D>
 HWY_INLINE hn::Vec<D> silu(D d, hn::Vec<D> x) {
-  return hn::Div(x, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, hn::Neg(x))));
+  const auto exponent = hn::Min(hn::Neg(x), hn::Set(d, 100.0f));
+  return hn::Div(x, hn::Add(hn::Set(d, 1.0f), hn::Exp(d, exponent)));
 }
 
 // out = silu(gate) * up. out may be gate or up when its type is float.
