@@ -197,7 +197,7 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
 
   // Valid lengths around tile edges, and hostile ones.
   for (const KvLayout& layout : {kV32, kFp8}) {
-    add({.rows = 12, .heads = 16, .width = 2048, .layout = layout, .counts = CountPattern::kEdges},
+    add({.rows = 21, .heads = 16, .width = 2048, .layout = layout, .counts = CountPattern::kEdges},
         "edges");
     add({.rows = 6, .heads = 16, .width = 300, .layout = layout, .counts = CountPattern::kHostile},
         "hostilecounts");
@@ -333,7 +333,7 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
          .list = ListPattern::kHostile,
          .counts = CountPattern::kRagged,
          .sink = true},
-        "d" + std::to_string(layout.d_qk()));
+        "l" + std::to_string(layout.latent) + "r" + std::to_string(layout.rope));
   }
   add({.rows = 3, .heads = 3, .width = 50, .layout = KvLayout::latent_bf16(40, 12)}, "d52");
   add({.rows = 3, .heads = 3, .width = 50, .layout = KvLayout::latent_bf16(7, 5)}, "d12");
