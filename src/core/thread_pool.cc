@@ -75,17 +75,17 @@ void ThreadPool::run(int64_t num_tasks, TaskFn fn, void* context) {
   context_ = context;
   num_tasks_ = num_tasks;
   next_task_.store(0, std::memory_order_relaxed);
-  running_workers_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t number = static_cast<uint32_t>(loop_.load(std::memory_order_relaxed) >> 32) + 1;
+  loop_.store(uint64_t{number} << 32 | kOpen, std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     { std::lock_guard lock(sleep_mutex_); }
     wake_.notify_all();
   }
   work(0);
-  // All tasks are taken; wait until every worker has left the loop, so that its fields may be
-  // written again.
+  // All tasks are taken. No worker may enter any more; those inside finish theirs.
+  loop_.fetch_and(~kOpen, std::memory_order_acq_rel);
   int spins = 0;
-  while (running_workers_.load(std::memory_order_acquire) > 0) {
+  while ((loop_.load(std::memory_order_acquire) & (kOpen - 1)) != 0) {
     if (++spins < 20000) {
       cpu_relax();
     } else {
@@ -94,31 +94,44 @@ void ThreadPool::run(int64_t num_tasks, TaskFn fn, void* context) {
   }
 }
 
+// Enters the loop in progress if it is open and not the one that was `seen`.
+bool ThreadPool::enter(uint32_t* seen) {
+  uint64_t loop = loop_.load(std::memory_order_seq_cst);
+  while ((loop & kOpen) != 0 && static_cast<uint32_t>(loop >> 32) != *seen) {
+    if (loop_.compare_exchange_weak(loop, loop + 1, std::memory_order_acq_rel,
+                                    std::memory_order_seq_cst)) {
+      *seen = static_cast<uint32_t>(loop >> 32);
+      return true;
+    }
+  }
+  return false;
+}
+
 void ThreadPool::worker_main(int worker) {
-  uint64_t seen = 0;
+  uint32_t seen = 0;
   for (;;) {
-    auto deadline = std::chrono::steady_clock::now() + kSpin;
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
     int polls = 0;
-    while (epoch_.load(std::memory_order_acquire) == seen &&
-           !stop_.load(std::memory_order_acquire)) {
+    bool entered = enter(&seen);
+    while (!entered && !stop_.load(std::memory_order_acquire)) {
       cpu_relax();
-      if (++polls % 64 != 0 || std::chrono::steady_clock::now() < deadline) {
+      entered = enter(&seen);
+      if (entered || ++polls % 64 != 0 || std::chrono::steady_clock::now() < deadline) {
         continue;
       }
       std::unique_lock lock(sleep_mutex_);
       sleepers_.fetch_add(1, std::memory_order_seq_cst);
       wake_.wait(lock, [&] {
-        return epoch_.load(std::memory_order_seq_cst) != seen ||
-               stop_.load(std::memory_order_acquire);
+        entered = enter(&seen);
+        return entered || stop_.load(std::memory_order_acquire);
       });
       sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     }
-    if (stop_.load(std::memory_order_acquire)) {
-      return;
+    if (!entered) {
+      return;  // stopped
     }
-    seen = epoch_.load(std::memory_order_acquire);
     work(worker);
-    running_workers_.fetch_sub(1, std::memory_order_release);
+    loop_.fetch_sub(1, std::memory_order_acq_rel);
   }
 }
 

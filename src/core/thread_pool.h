@@ -46,18 +46,22 @@ class ThreadPool {
   void run(int64_t num_tasks, TaskFn fn, void* context);
   void worker_main(int worker);
   void work(int worker);
+  bool enter(uint32_t* seen);
 
   std::vector<std::thread> workers_;
   std::mutex caller_mutex_;  // one loop at a time
 
-  // The loop in progress: written by the caller before `epoch_` is released, read by workers after
-  // they acquire it.
+  // The loop in progress: written by the caller while the loop is closed and no worker is inside
+  // it.
   TaskFn fn_ = nullptr;
   void* context_ = nullptr;
   int64_t num_tasks_ = 0;
   std::atomic<int64_t> next_task_{0};
-  std::atomic<int> running_workers_{0};
-  std::atomic<uint64_t> epoch_{0};
+  // Loop number (high 32 bits), whether workers may enter (kOpen), and how many are inside (low
+  // bits). A worker that the system does not run never enters, and nobody waits for it: the others
+  // take its tasks.
+  static constexpr uint64_t kOpen = uint64_t{1} << 31;
+  std::atomic<uint64_t> loop_{0};
 
   std::mutex sleep_mutex_;
   std::condition_variable wake_;
