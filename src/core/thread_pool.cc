@@ -98,8 +98,7 @@ void ThreadPool::run(int64_t num_tasks, TaskFn fn, void* context) {
 bool ThreadPool::enter(uint32_t* seen) {
   uint64_t loop = loop_.load(std::memory_order_seq_cst);
   while ((loop & kOpen) != 0 && static_cast<uint32_t>(loop >> 32) != *seen) {
-    if (loop_.compare_exchange_weak(loop, loop + 1, std::memory_order_acq_rel,
-                                    std::memory_order_seq_cst)) {
+    if (loop_.compare_exchange_weak(loop, loop + 1, std::memory_order_seq_cst)) {
       *seen = static_cast<uint32_t>(loop >> 32);
       return true;
     }
