@@ -205,6 +205,17 @@ HWY_INLINE void store_sums(FloatVec v0, FloatVec v1, FloatVec v2, FloatVec v3, f
 #endif
 }
 
+// Calls body.operator()<n>() for the n heads that whole blocks leave over, 1 <= n <= kMax.
+template <int kMax, class Body>
+HWY_INLINE void with_heads(int64_t n, Body&& body) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) {
+      return with_heads<kMax - 1>(n, body);
+    }
+  }
+  body.template operator()<kMax>();
+}
+
 // scores[h][0..4) = scale * q[h] . rows[0..4) for kHeads heads.
 template <int kHeads, class T>
 HWY_INLINE void score_block(const float* HWY_RESTRICT q, int64_t q_stride, const char* const* rows,
@@ -266,10 +277,12 @@ void score_tile(const float* q, int64_t q_stride, int64_t num_heads, const char*
         score_block<kScoreHeads, T>(q + h * q_stride, q_stride, rows + k, depth, scale,
                                     scores + h * kTileKeys + k);
       }
-      for (; h < group_end; ++h) {
+      if (h < group_end) {
         prefetch.step();
-        score_block<1, T>(q + h * q_stride, q_stride, rows + k, depth, scale,
-                          scores + h * kTileKeys + k);
+        with_heads<kScoreHeads - 1>(group_end - h, [&]<int kHeads>() {
+          score_block<kHeads, T>(q + h * q_stride, q_stride, rows + k, depth, scale,
+                                 scores + h * kTileKeys + k);
+        });
       }
     }
   }
@@ -375,9 +388,11 @@ HWY_INLINE void weigh_heads(const char* const* rows, int64_t offset, int num_key
     weigh_block<kWeighHeads, kPairs, T>(rows, offset, num_keys, weights + h * kTileKeys, factor + h,
                                         acc + h * acc_stride + offset, acc_stride, prefetch);
   }
-  for (; h < num_heads; ++h) {
-    weigh_block<1, kPairs, T>(rows, offset, num_keys, weights + h * kTileKeys, factor + h,
-                              acc + h * acc_stride + offset, acc_stride, prefetch);
+  if (h < num_heads) {
+    with_heads<kWeighHeads - 1>(num_heads - h, [&]<int kHeads>() {
+      weigh_block<kHeads, kPairs, T>(rows, offset, num_keys, weights + h * kTileKeys, factor + h,
+                                     acc + h * acc_stride + offset, acc_stride, prefetch);
+    });
   }
 }
 
@@ -401,11 +416,12 @@ void weigh_tile(const char* const* rows, int num_keys, const float* weights, con
 
 // Calls of prefetch.step() that score_tile and weigh_tile make for one tile.
 inline int64_t prefetch_steps(int64_t num_heads, int num_keys, int64_t width) {
-  const auto blocks = [](int64_t n, int64_t block) { return n / block + n % block; };
+  const auto blocks = [](int64_t n, int64_t block) { return (n + block - 1) / block; };
   int64_t score_heads = num_heads / kScoreGroup * (kScoreGroup / kScoreHeads);
   score_heads += blocks(num_heads % kScoreGroup, kScoreHeads);
   const int64_t key_blocks = (num_keys + kKeyBlock - 1) / kKeyBlock;
-  const int64_t strips = blocks(width / kPair, kWeighPairs);
+  const int64_t pairs = width / kPair;
+  const int64_t strips = pairs / kWeighPairs + pairs % kWeighPairs;
   const int64_t weigh_steps = (num_keys + kWeighStepKeys - 1) / kWeighStepKeys;
   return score_heads * key_blocks + blocks(num_heads, kWeighHeads) * strips * weigh_steps;
 }

@@ -73,7 +73,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Keys of a split's first tile. Nothing hides the latency of its rows but the preparation of the
 // query, so it is short.
 constexpr int kFirstTileKeys = 32;
-// Rows longer than this (f32 caches) make tiles of half the keys, to keep two tiles in L2.
+// Rows longer than this (f32, or decoded) make tiles of half the keys, to keep two tiles in L2.
 constexpr int64_t kLongRowBytes = 1536;
 
 // e4m3 to float. The exponent is rebiased by adding 120 to the field; a subnormal m * 2^-9 is
@@ -255,7 +255,8 @@ void run_split(const SparseMlaCall& call, int64_t row, int64_t begin, int64_t en
   std::fill_n(state.sum, heads, 0.0f);
 
   KeyWalk walk(args, row, begin, end);
-  const int tile_keys = used_bytes(layout) > kLongRowBytes ? kTileKeys / 2 : kTileKeys;
+  const int64_t tile_row_bytes = call.depth * static_cast<int64_t>(sizeof(T));
+  const int tile_keys = tile_row_bytes > kLongRowBytes ? kTileKeys / 2 : kTileKeys;
   RowPrefetch prefetch(used_bytes(layout));
   const char** rows = scratch.rows[0];
   const char** next_rows = scratch.rows[1];
