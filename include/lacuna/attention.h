@@ -26,8 +26,9 @@ enum class IndexKind : uint8_t {
 // Sparse MLA: for query row t and head h, over the listed keys j (c_j the latent, r_j the rope key
 // of a row),
 //   s_j = softmax_scale * (q_nope[t,h] . c_j + q_rope[t,h] . r_j)
-//   out[t,h] = sum_j softmax(s)_j c_j,   lse[t,h] = log sum_j exp(s_j),   max_logits[t,h] = max_j
-//   s_j
+//   out[t,h] = sum_j softmax(s)_j c_j
+//   lse[t,h] = log sum_j exp(s_j)
+//   max_logits[t,h] = max_j s_j
 // in float32 or better (DeepSeek-V2, arXiv 2405.04434, eq. 37-47 in absorbed form). An entry that
 // is negative, at or beyond the row bound kv.num_rows(), or (positions) maps to no valid block is
 // ignored; a duplicate counts twice. Only the first min(max(valid_counts[t], 0), W) entries of row

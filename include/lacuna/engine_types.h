@@ -1,4 +1,4 @@
-// The engine's small vocabulary: sampling parameters, where key lists come from, counters. See
+// The engine's small vocabulary: sampling parameters, where key lists come from, the tap. See
 // lacuna/engine.h.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace lacuna {
 struct SamplingParams {
   double temperature = 0;  // 0: greedy
   double top_p = 1;        // (0, 1]; 1: off
-  int32_t top_k = 0;       // 0: off
+  int32_t top_k = 0;       // 0 or -1: off
   double min_p = 0;        // [0, 1]; 0: off
   uint64_t seed = 0;       // samples depend on (seed, position) alone, not on batching
   int64_t max_tokens = 128;

@@ -108,7 +108,7 @@ struct TopKArgs {
   ConstTensorView
       candidate_ids;  // [T, C] int32, optional: id of each column, unique in a row; negative: not a
                       // candidate. Ids take the place of positions (ties, output order).
-  int64_t k = 0;  // > 0; a multiple of kpool
+  int64_t k = 0;      // > 0; a multiple of kpool
   int kpool = 1;
   SelectionOutputs outputs;
   std::string_view kernel = {};
@@ -118,9 +118,9 @@ struct TopKArgs {
 constexpr int64_t selection_width(int64_t k, int kpool) { return k + kpool - 1; }
 
 // index_logits, top_k and translation in one: what a fused kernel may stand in for. Appending keys
-// is not part of it. Rows with visible length <= k are not scored. `logits_bytes_max` caps the
-// logits scratch (chunks of rows, same result); 0: 256 MiB. With kpool > 1, `keys` holds pool keys
-// and visible_lengths counts tokens.
+// is not part of it. Rows with visible length <= k are not scored, unless outputs.scores asks for
+// their scores. `logits_bytes_max` caps the logits scratch (chunks of rows, same result); 0: 256
+// MiB. With kpool > 1, `keys` holds pool keys and visible_lengths counts tokens.
 struct SelectKeysArgs {
   ConstTensorView q;
   ConstTensorView head_weights;

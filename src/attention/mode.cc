@@ -1,4 +1,4 @@
-// The routing rule (spec: prefill routing).
+// The routing rule; docs/attention.md has it as a table.
 #include "attention/mode.h"
 
 namespace lacuna {

@@ -1,9 +1,8 @@
 // Symbolic shape checks that read like the documentation: a Dim binds to the first extent it meets
 // and must agree with every later one.
 //
-//   Dim t("T"), h("H");
-//   LACUNA_RETURN_IF_ERROR(match(args.q, "q").shape({t, h, d}).dtypes({kBf16,
-//   kF32}).last_contiguous().status());
+//   Dim t("T"), h("H"), d("d_qk");
+//   LACUNA_RETURN_IF_ERROR(match(q, "q").shape({&t, &h, &d}).dtypes({kBf16, kF32}).status());
 #pragma once
 
 #include <initializer_list>

@@ -1,7 +1,6 @@
 // Collects the intermediate tensors of an engine's steps, row by row, under the names that oracle
-// files use
-// ("hidden.2", "topk.0", "logits"): for comparison with a reference, in tests and in `lacuna
-// logits`.
+// files use ("hidden.2", "topk.0", "logits"): for comparison with a reference, in tests and in
+// `lacuna logits`.
 #pragma once
 
 #include <cstdint>
