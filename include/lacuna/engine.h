@@ -32,6 +32,7 @@ struct EngineOptions {
   std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
   SelectionSource selection;
   bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
+  bool profile = false;         // EngineCounters::kernel_seconds
   bool force_mqa = false;       // every row takes the sparse MQA lane, whatever routing prefers
 };
 
@@ -92,6 +93,7 @@ struct EngineInfo {
   int64_t weight_bytes = 0;
   int64_t kv_cache_bytes = 0;
   int64_t activation_bytes = 0;  // buffers and workspace
+  std::string device;            // "AMD EPYC, AVX3, 2 threads"
   std::string dtype;
   std::string kv_format;
   std::string index_format;
@@ -105,6 +107,7 @@ struct EngineCounters {
   int64_t keys_read = 0;     // a layer
   int64_t keys_visible = 0;  // a layer
   std::map<std::string, int64_t, std::less<>> kernel_calls;
+  std::map<std::string, double, std::less<>> kernel_seconds;  // with EngineOptions::profile
 };
 
 class Engine {
@@ -131,9 +134,10 @@ class Engine {
   // The record of a request; the engine forgets it. Empty for an unknown id.
   RequestRecord take_record(int64_t request_id);
 
-  // Reports intermediate tensors of every step by name ("attn_out", "hidden", "topk", "router_ids",
-  // "router_weights" with their layer; "prompt_logits" and "logits" without one), for comparison
-  // with oracles. Valid during the call.
+  // Reports intermediate tensors of every step by name ("attn_out", "hidden", "router_ids",
+  // "router_weights", and in leader layers "index_k", "index_q", "index_head_weights", "topk", with
+  // their layer; "prompt_logits" and "logits" without one), for comparison with oracles. Valid
+  // during the call.
   void set_tap(Tap tap);
 
  private:

@@ -88,6 +88,7 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
   options.max_num_batched_tokens = flags.max_num_batched_tokens;
   options.block_size = flags.block_size;
   options.force_mqa = flags.force_mqa;
+  options.profile = flags.profile;
   for (const std::string& kernel : flags.kernels) {
     const size_t equals = kernel.find('=');
     if (equals == std::string::npos || equals == 0 || equals + 1 == kernel.size()) {

@@ -25,6 +25,7 @@ struct EngineFlags {
   std::vector<std::string> kernels;
   std::string selection = "indexer";
   bool force_mqa = false;
+  bool profile = false;  // not a flag: set by commands that report time by kernel
 };
 
 // `selection`: offer --selection, the deliberate mistakes (evaluation only).

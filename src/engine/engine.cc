@@ -237,6 +237,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   const int64_t workspace_bytes = state->run.workspace_bytes_max();
   LACUNA_ASSIGN_OR_RETURN(state->workspace,
                           DeviceMemory::allocate(runtime, device.index, workspace_bytes));
+  state->run.set_timing(options.profile);
   state->run.set_launch({.workspace = state->workspace.data(), .workspace_bytes = workspace_bytes});
 
   EngineInfo& info = state->info;
@@ -253,6 +254,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   info.kv_cache_bytes = num_blocks * PagedKvCache::block_bytes(cache_options);
   info.activation_bytes =
       state->model->buffer_bytes() + workspace_bytes + state->logits_memory.bytes();
+  const DeviceInfo& device_info = context.state().devices.front();
+  info.device = device_info.name + ", " + device_info.isa + ", " +
+                std::to_string(device_info.num_threads) + " threads";
   info.dtype = std::string(dtype_name(options.dtype));
   info.kv_format = std::string(kv_format_name(cache_options.latent_layout.format));
   info.index_format = std::string(kv_format_name(cache_options.index_layout.format));
@@ -309,7 +313,12 @@ const EngineInfo& Engine::info() const { return state_->info; }
 
 EngineCounters Engine::counters() const {
   EngineCounters counters = state_->counters;
-  counters.kernel_calls = state_->run.calls();
+  for (const auto& [name, use] : state_->run.uses()) {
+    counters.kernel_calls[name] = use.calls;
+    if (state_->options.profile) {
+      counters.kernel_seconds[name] = use.seconds;
+    }
+  }
   return counters;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <string>
 
@@ -25,8 +26,15 @@ class OpRunner {
   void set_measuring(bool measuring) { measuring_ = measuring; }
   bool measuring() const { return measuring_; }
   int64_t workspace_bytes_max() const { return workspace_bytes_max_; }
-  // Kernel name -> calls since the start.
-  const std::map<std::string, int64_t, std::less<>>& calls() const { return calls_; }
+  // Also add up the wall time of each kernel's calls (a synchronous backend's only).
+  void set_timing(bool timing) { timing_ = timing; }
+
+  struct KernelUse {
+    int64_t calls = 0;
+    double seconds = 0;  // when timing
+  };
+  // Kernel name -> its use since the start.
+  const std::map<std::string, KernelUse, std::less<>>& uses() const { return uses_; }
 
   template <class Args>
   Status operator()(Args args) {
@@ -40,13 +48,17 @@ class OpRunner {
       return ok_status();
     }
     const char* kernel = nullptr;
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = timing_ ? Clock::now() : Clock::time_point();
     const Status status = run_op(context_, args, launch_, &kernel);
     if (kernel != nullptr) {
-      const auto found = calls_.find(kernel);
-      if (found != calls_.end()) {
-        ++found->second;
-      } else {
-        calls_.emplace(kernel, 1);
+      auto found = uses_.find(kernel);
+      if (found == uses_.end()) {
+        found = uses_.emplace(kernel, KernelUse{}).first;
+      }
+      ++found->second.calls;
+      if (timing_) {
+        found->second.seconds += std::chrono::duration<double>(Clock::now() - start).count();
       }
     }
     return status;
@@ -58,7 +70,8 @@ class OpRunner {
   Launch launch_;
   bool measuring_ = false;
   int64_t workspace_bytes_max_ = 0;
-  std::map<std::string, int64_t, std::less<>> calls_;
+  bool timing_ = false;
+  std::map<std::string, KernelUse, std::less<>> uses_;
 };
 
 }  // namespace lacuna

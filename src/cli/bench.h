@@ -1,0 +1,10 @@
+// The parts of `lacuna bench`.
+#pragma once
+
+#include "cli/commands.h"
+
+namespace lacuna::cli {
+
+void add_bench_prefill(CLI::App& bench, Action& action);
+
+}  // namespace lacuna::cli
