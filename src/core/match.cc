@@ -1,6 +1,8 @@
 // The messages of shape checks.
 #include "core/match.h"
 
+#include <cstdint>
+
 #include "core/check.h"
 
 namespace lacuna {
@@ -57,6 +59,10 @@ Match& Match::shape(std::initializer_list<Dim*> dims) {
   }
   if (tensor_.data == nullptr && tensor_.num_elements() > 0) {
     fail("null data for shape " + shape_string(tensor_));
+  }
+  const int64_t element_bytes = size_bytes(tensor_.dtype);  // 0 for a code that is no dtype
+  if (element_bytes > 1 && reinterpret_cast<uintptr_t>(tensor_.data) % element_bytes != 0) {
+    fail("data is not aligned to its element, " + std::to_string(element_bytes) + " bytes");
   }
   return *this;
 }
@@ -130,6 +136,18 @@ Status check_cache(const KvCacheView& kv, const char* name) {
     return invalid_argument(who + ": row_bytes " + std::to_string(kv.row_bytes) +
                             " of a planar layout must be its record size " +
                             std::to_string(record));
+  }
+  // The widest element of a record: its address must be a multiple of its size in every row.
+  const int64_t alignment =
+      kv.layout.format == KvFormat::kLatentBf16 || kv.layout.format == KvFormat::kIndexBf16 ? 2 : 4;
+  if (reinterpret_cast<uintptr_t>(kv.data) % alignment != 0 ||
+      (kv.num_blocks > 1 && kv.block_stride_bytes % alignment != 0) ||
+      (!kv.layout.is_planar() && kv.row_bytes % alignment != 0)) {
+    return invalid_argument(who + ": data, block_stride_bytes " +
+                            std::to_string(kv.block_stride_bytes) + " and row_bytes " +
+                            std::to_string(kv.row_bytes) + " must be multiples of " +
+                            std::to_string(alignment) + " in a " +
+                            std::string(kv_format_name(kv.layout.format)) + " cache");
   }
   if (kv.num_blocks > 1 && kv.block_stride_bytes < kv.block_size * kv.row_bytes) {
     return invalid_argument(

@@ -70,6 +70,10 @@ Status check_scoring(const Args& args, Dim& rows) {
   }
   if (paged) {
     LACUNA_RETURN_IF_ERROR(check_table(args.block_table));
+    if (args.keys.num_blocks > 0 && args.keys.block_size < 1) {
+      return invalid_argument("keys: block_size " + std::to_string(args.keys.block_size) +
+                              ", expected at least 1");
+    }
   } else {
     Dim requests("R");
     LACUNA_RETURN_IF_ERROR(
