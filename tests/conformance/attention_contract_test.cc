@@ -475,7 +475,7 @@ TEST(SparseMlaContract, OffsetsBeyond32Bits) {
                             .rope = view_of<float>(values.data() + 512, {1, 64}),
                             .slot_mapping = view_of<int64_t>(&id, {1}),
                             .kv = kv};
-        ASSERT_TRUE(append_kv(context(), append).ok());
+        ASSERT_TRUE(call_with_workspace(context(), append, kernel.where).ok());
       }
       // Query, lists and outputs have row strides beyond 2^31 elements too.
       constexpr int64_t kStride = (int64_t{1} << 31) + 4096;
@@ -555,11 +555,11 @@ TEST(SparseMlaContract, LayersInterleavedInBlocksStayApart) {
         return layer;
       };
       for (int i = 0; i < kLayers; ++i) {
-        ASSERT_TRUE(append_kv(context(), {.latent = latent[i].view(Side::kDevice),
-                                          .rope = rope.view(Side::kDevice),
-                                          .slot_mapping = slots.view(Side::kDevice),
-                                          .kv = layer_cache(i)})
-                        .ok());
+        const AppendKvArgs append{.latent = latent[i].view(Side::kDevice),
+                                  .rope = rope.view(Side::kDevice),
+                                  .slot_mapping = slots.view(Side::kDevice),
+                                  .kv = layer_cache(i)};
+        ASSERT_TRUE(call_with_workspace(context(), append, kernel.where).ok());
       }
       for (int i = 0; i < kLayers; ++i) {
         SparseMlaArgs args;
