@@ -41,7 +41,7 @@ ROOMS = {
     # Tests of a room see what the room sees, and the room.
     "tests/core": ["core"],
     "tests/ops": OPS,
-    "tests/backends": OPS + ["backends"],
+    "tests/backends": OPS + ["backends"] + CASES,
     "tests/kvcache": OPS + ["kvcache"],
     "tests/attention": OPS + ["kvcache", "parallel", "attention"],
     "tests/parallel": ["core", "parallel"],

@@ -31,7 +31,8 @@ struct KvCacheView {
   int64_t block_size = 0;          // tokens a block
   int64_t block_stride_bytes = 0;  // from one block to the next
   int64_t row_bytes = 0;           // from one token to the next within a block
-  // Optional per-tensor scales (multiply stored latent / rope values on read). Null: 1.
+  // Optional per-tensor scales (multiply stored latent / rope values on read; append stores values
+  // as given), in the cache's device memory. Null: 1.
   const float* latent_scale = nullptr;
   const float* rope_scale = nullptr;
 

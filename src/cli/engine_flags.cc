@@ -39,6 +39,7 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
       ->capture_default_str();
   command.add_option("--kernel", flags.kernels,
                      "Force a kernel: OPERATION=NAME (repeatable; lacuna info lists them)");
+  command.add_flag("--force-mqa", flags.force_mqa, "Sparse MQA for every row, no dense lane");
   if (selection) {
     command
         .add_option("--selection", flags.selection,

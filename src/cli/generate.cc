@@ -21,6 +21,7 @@ struct GenerateFlags {
   EngineFlags engine;
   std::string prompt;
   std::string prompt_file;
+  std::string tokens;
   SamplingParams sampling;
   bool quiet = false;
 };
@@ -39,9 +40,16 @@ Result<std::string> read_prompt(const GenerateFlags& flags) {
 
 Status generate(const GenerateFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
-  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, flags.quiet));
+  const bool by_tokens = !flags.tokens.empty();
   Request request;
-  LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(prompt));
+  if (by_tokens) {
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, parse_tokens(flags.tokens));
+  }
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                          make_engine(flags.engine, flags.quiet, by_tokens));
+  if (!by_tokens) {
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(prompt));
+  }
   const int64_t num_prompt = static_cast<int64_t>(request.prompt.size());
   request.sampling = flags.sampling;
   for (std::string& stop : request.sampling.stop) {
@@ -51,10 +59,16 @@ Status generate(const GenerateFlags& flags) {
   double prefill_seconds = 0;
   double decode_seconds = 0;
   FinishReason finish = FinishReason::kNone;
+  bool first = true;
   while (engine->has_work()) {
     LACUNA_ASSIGN_OR_RETURN(const std::vector<TokenEvent> events, engine->step());
     for (const TokenEvent& event : events) {
-      std::fwrite(event.text.data(), 1, event.text.size(), stdout);
+      if (!by_tokens) {
+        std::fwrite(event.text.data(), 1, event.text.size(), stdout);
+      } else if (event.token_id >= 0) {
+        fmt::print("{}{}", first ? "" : ",", event.token_id);
+        first = false;
+      }
       std::fflush(stdout);
       (event.step.decode ? decode_seconds : prefill_seconds) += event.step.seconds;
       finish = event.finish;
@@ -83,6 +97,8 @@ void add_generate(CLI::App& app, Action& action) {
   auto* source = command->add_option_group("prompt", "What to answer");
   source->add_option("-p,--prompt", flags->prompt, "The prompt");
   source->add_option("-f,--prompt-file", flags->prompt_file, "A file with the prompt; - is stdin");
+  source->add_option("--tokens", flags->tokens,
+                     "The prompt as token ids, 1,2,3: no tokenizer is read, the answer is ids too");
   source->require_option(1);
   SamplingParams& sampling = flags->sampling;
   command->add_option("-n,--max-tokens", sampling.max_tokens, "Longest answer, in tokens")

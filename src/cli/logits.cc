@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
+#include "cli/text.h"
 #include "core/check.h"
 #include "engine/recorder.h"
 
@@ -20,22 +20,6 @@ struct LogitsFlags {
   std::string output;
   bool intermediates = false;
 };
-
-Result<std::vector<int32_t>> parse_tokens(const std::string& text) {
-  std::vector<int32_t> tokens;
-  const char* at = text.data();
-  const char* end = at + text.size();
-  while (at < end) {
-    int32_t token = 0;
-    const auto [next, error] = std::from_chars(at, end, token);
-    if (error != std::errc() || (next != end && *next != ',')) {
-      return invalid_argument("--tokens: \"" + text + "\", expected ids like 1,2,3");
-    }
-    tokens.push_back(token);
-    at = next == end ? end : next + 1;
-  }
-  return tokens;
-}
 
 Status logits(const LogitsFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 
@@ -56,6 +57,22 @@ std::string one_line(std::string_view text) {
     }
   }
   return out;
+}
+
+Result<std::vector<int32_t>> parse_tokens(const std::string& text) {
+  std::vector<int32_t> tokens;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (at < end) {
+    int32_t token = 0;
+    const auto [next, error] = std::from_chars(at, end, token);
+    if (error != std::errc() || (next != end && *next != ',')) {
+      return invalid_argument("--tokens: \"" + text + "\", expected ids like 1,2,3");
+    }
+    tokens.push_back(token);
+    at = next == end ? end : next + 1;
+  }
+  return tokens;
 }
 
 std::string with_commas(int64_t value) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lacuna/engine.h"
 
@@ -17,6 +18,8 @@ std::string one_line(std::string_view text);
 // "rows: 3 sparse MQA, 128 dense MHA; keys read a layer: 12,345 of 67,890 visible (18.2 %)"
 std::string lanes_text(const std::array<int64_t, kNumRowLanes>& rows_by_lane, int64_t keys_read,
                        int64_t keys_visible);
+// "1,2,3" as ids.
+Result<std::vector<int32_t>> parse_tokens(const std::string& text);
 std::string with_commas(int64_t value);
 
 // A line on stderr that says how far a long job is: rewritten in place on a terminal, else printed

@@ -1,6 +1,8 @@
 // The messages of shape checks.
 #include "core/match.h"
 
+#include <algorithm>
+
 #include <cstdint>
 
 #include "core/check.h"
@@ -153,6 +155,19 @@ Status check_cache(const KvCacheView& kv, const char* name) {
     return invalid_argument(
         who + ": block_stride_bytes " + std::to_string(kv.block_stride_bytes) +
         " is less than block_size * row_bytes = " + std::to_string(kv.block_size * kv.row_bytes));
+  }
+  return ok_status();
+}
+
+Status check_row_ids(int64_t num_blocks, int64_t block_size, int64_t block_stride_rows,
+                     const char* name) {
+  constexpr int64_t kRowsMax = int64_t{1} << 31;
+  if (num_blocks > 0 &&
+      (block_size > kRowsMax || block_stride_rows > kRowsMax ||
+       (num_blocks - 1) > (kRowsMax - block_size) / std::max<int64_t>(1, block_stride_rows))) {
+    return invalid_argument(std::string(name) + ": " + std::to_string(num_blocks) + " blocks of " +
+                            std::to_string(block_stride_rows) +
+                            " rows go beyond the 2^31 rows that int32 ids can name");
   }
   return ok_status();
 }

@@ -57,6 +57,10 @@ inline Match match(const ConstTensorView& tensor, const char* name) { return {te
 // A cache view whose numbers fit together; `name` is the argument's.
 Status check_cache(const KvCacheView& kv, const char* name);
 
+// Row ids are int32: a cache must not have more than 2^31 rows, gaps between its blocks counted.
+Status check_row_ids(int64_t num_blocks, int64_t block_size, int64_t block_stride_rows,
+                     const char* name);
+
 // The device all present tensors share; an error names the one that differs.
 struct NamedTensor {
   const ConstTensorView& tensor;

@@ -413,7 +413,9 @@ Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
           continue;
         }
         std::vector<int32_t>& lists = rows[r].sequence->record.selected_keys[layer];
-        for (int64_t t = batch.query_starts[r]; t < batch.query_starts[r + 1]; ++t) {
+        // Rows of the dense lane come after the lists.
+        const int64_t end = std::min<int64_t>(batch.query_starts[r + 1], tensor.shape[0]);
+        for (int64_t t = batch.query_starts[r]; t < end; ++t) {
           const int32_t* list = tensor.as<int32_t>() + t * tensor.strides[0];
           lists.insert(lists.end(), list, list + tensor.shape[1]);
         }

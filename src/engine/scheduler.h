@@ -1,6 +1,6 @@
-// Which rows of which sequences a step computes. First cut: the oldest sequence alone, its prompt
-// in chunks of the token budget, then one row a step. Continuous batching replaces schedule() and
-// nothing else.
+// Which rows of which sequences a step computes: the oldest sequence alone, its prompt in chunks of
+// the token budget, then one row a step. Everything below takes batches of any number of sequences;
+// only schedule() decides for one.
 #pragma once
 
 #include <deque>

@@ -37,7 +37,8 @@ Status check_mask(const ConstTensorView& mask, Dim& rows) {
   Dim words("words");
   LACUNA_RETURN_IF_ERROR(
       match(mask, "mask").shape({&rows, &words}).dtypes({kI32}).last_contiguous().status());
-  if (mask.shape[0] > 1 && (mask.strides[0] % 4 != 0 || mask.strides[0] < mask.shape[1])) {
+  // Checked for one row too: the builder zeroes the whole stride.
+  if (mask.shape[0] > 0 && (mask.strides[0] % 4 != 0 || mask.strides[0] < mask.shape[1])) {
     return invalid_argument("mask: row stride " + std::to_string(mask.strides[0]) +
                             " words, expected a multiple of 4 of at least " +
                             std::to_string(mask.shape[1]));
@@ -66,6 +67,8 @@ Status Op<SparseMlaArgs>::validate(const SparseMlaArgs& args) {
                             " is not a whole number of rows of " +
                             std::to_string(args.kv.row_bytes) + " bytes");
   }
+  LACUNA_RETURN_IF_ERROR(
+      check_row_ids(args.kv.num_blocks, args.kv.block_size, args.kv.block_stride_rows(), "kv"));
   Dim rows("T"), heads("H"), width("W");
   Dim latent("latent", layout.latent, "kv.layout");
   Dim rope("rope", layout.rope, "kv.layout");
@@ -170,7 +173,7 @@ Device Op<SparseMlaScheduleArgs>::device(const SparseMlaScheduleArgs& args) {
 }
 
 bool Op<SparseMlaScheduleArgs>::nothing_to_do(const SparseMlaScheduleArgs& args) {
-  return args.schedule.shape[0] == 0;
+  return args.num_rows == 0 && args.schedule.shape[0] == 0;
 }
 
 Status Op<SparseMlaScheduleArgs>::validate(const SparseMlaScheduleArgs& args) {
@@ -244,8 +247,8 @@ Status Op<MhaArgs>::validate(const MhaArgs& args) {
   }
   LACUNA_RETURN_IF_ERROR(
       match(args.v, "v").shape({&keys, &heads, &d_v}).dtypes({dtype}).last_contiguous().status());
-  const bool by_starts = !args.cu_seqlens_q.empty();
-  const bool by_lengths = !args.seqlens_q.empty();
+  const bool by_starts = !args.cu_seqlens_q.empty() || !args.cu_seqlens_k.empty();
+  const bool by_lengths = !args.seqlens_q.empty() || !args.seqlens_k.empty();
   if (by_starts == by_lengths) {
     return invalid_argument(
         "cu_seqlens_q: give either cu_seqlens_q and cu_seqlens_k, or seqlens_q and seqlens_k");
@@ -272,6 +275,9 @@ Status Op<MhaArgs>::validate(const MhaArgs& args) {
     LACUNA_RETURN_IF_ERROR(check_mask(args.mask, rows));
   }
   if (!args.key_start.empty()) {
+    if (args.mask.empty()) {
+      return invalid_argument("key_start: given without a mask, expected absent");
+    }
     Dim sequences("B", num_sequences, "the sequences");
     LACUNA_RETURN_IF_ERROR(
         match(args.key_start, "key_start").shape({&sequences}).dtypes({kI32}).status());

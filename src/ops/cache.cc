@@ -17,7 +17,7 @@ Status check_slots(const ConstTensorView& slots, Dim& rows) {
 
 Status check_slot_cache(const KvCacheView& kv) {
   LACUNA_RETURN_IF_ERROR(check_cache(kv, "kv"));
-  if (kv.num_blocks > 0 && kv.block_size < 1) {
+  if (kv.block_size < 1) {
     return invalid_argument("kv: block_size " + std::to_string(kv.block_size) +
                             ", expected at least 1");
   }

@@ -38,7 +38,8 @@ Status check_addressing(int64_t num_blocks, int64_t block_size, int64_t block_st
     return invalid_argument("block_stride_rows: " + std::to_string(block_stride_rows) +
                             ", expected 0 or at least block_size " + std::to_string(block_size));
   }
-  return ok_status();
+  return check_row_ids(num_blocks, block_size,
+                       block_stride_rows == 0 ? block_size : block_stride_rows, "num_blocks");
 }
 
 // Query, weights, keys and addressing: what index_logits and select_keys share.
@@ -150,7 +151,7 @@ Status check_outputs(const SelectionOutputs& outputs, int64_t k, int kpool, Devi
                                .dtypes({kI32})
                                .last_contiguous()
                                .status());
-    if (outputs.mask.shape[0] > 1 &&
+    if (outputs.mask.shape[0] > 0 &&
         (outputs.mask.strides[0] % 4 != 0 || outputs.mask.strides[0] < outputs.mask.shape[1])) {
       return invalid_argument(
           "outputs.mask: row stride " + std::to_string(outputs.mask.strides[0]) +
