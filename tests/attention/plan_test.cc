@@ -1,0 +1,234 @@
+// Plans of made-up batches: which rows take which lane, and what each call is told.
+#include "attention/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace lacuna {
+namespace {
+
+struct Part {
+  int rows;
+  int seq_len;
+};
+
+// `decodes` leading parts decode. Every row sees the tokens up to its own.
+Batch batch_of(int decodes, const std::vector<Part>& parts) {
+  Batch batch;
+  batch.query_starts.push_back(0);
+  for (const Part& part : parts) {
+    const int32_t request = static_cast<int32_t>(batch.seq_lens.size());
+    for (int i = 0; i < part.rows; ++i) {
+      const int32_t position = part.seq_len - part.rows + i;
+      batch.token_ids.push_back(0);
+      batch.positions.push_back(position);
+      batch.visible_lengths.push_back(position + 1);
+      batch.request_ids.push_back(request);
+      batch.slot_mapping.push_back(position);
+    }
+    batch.query_starts.push_back(static_cast<int32_t>(batch.num_rows()));
+    batch.seq_lens.push_back(part.seq_len);
+  }
+  batch.num_decodes = decodes;
+  return batch;
+}
+
+AttentionPlan plan_of(const Batch& batch, const RoutingLimits& limits) {
+  AttentionPlan plan;
+  plan_attention(batch, limits, &plan);
+  return plan;
+}
+
+using Ints = std::vector<int32_t>;
+constexpr RoutingLimits kLimits = {.index_topk = 10, .mha_keys_max = 25};
+
+TEST(Plan, ABatchOfDecodesIsOneDecodeCall) {
+  const Batch batch = batch_of(3, {{1, 5}, {1, 40}, {1, 11}});
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  EXPECT_EQ(plan.num_mqa_rows, 3);
+  EXPECT_EQ(plan.num_mha_rows(batch), 0);
+  EXPECT_TRUE(plan.mqa_is_decode);
+  EXPECT_TRUE(plan.score_keys);
+  EXPECT_EQ(plan.visible_length_max, 40);
+  EXPECT_EQ(plan.rows_per_request, 1);
+  EXPECT_EQ(plan.num_mha_keys, 0);
+  EXPECT_EQ(plan.cu_seqlens_q, Ints{0});
+  EXPECT_EQ(plan.cu_seqlens_k, Ints{0});
+  EXPECT_TRUE(plan.mha_request_ids.empty());
+}
+
+TEST(Plan, ShortDecodesNeedNoScores) {
+  EXPECT_FALSE(plan_of(batch_of(2, {{1, 10}, {1, 3}}), kLimits).score_keys);
+  EXPECT_TRUE(plan_of(batch_of(2, {{1, 11}, {1, 3}}), kLimits).score_keys);
+}
+
+TEST(Plan, RowsPerRequestIsToldWhenItIsUniformAndSmall) {
+  EXPECT_EQ(plan_of(batch_of(2, {{2, 30}, {2, 12}}), kLimits).rows_per_request, 2);
+  EXPECT_EQ(plan_of(batch_of(2, {{2, 30}, {1, 12}}), kLimits).rows_per_request, 1);
+  EXPECT_EQ(plan_of(batch_of(2, {{1, 30}, {2, 12}}), kLimits).rows_per_request, 1);
+  EXPECT_EQ(plan_of(batch_of(3, {{2, 30}, {1, 12}, {2, 20}}), kLimits).rows_per_request, 1);
+  EXPECT_EQ(plan_of(batch_of(1, {{8, 30}}), kLimits).rows_per_request, 8);
+  EXPECT_EQ(plan_of(batch_of(1, {{9, 30}}), kLimits).rows_per_request, 1);
+  // Rows of a prefill see keys of their own request too, but it is no decode call.
+  EXPECT_EQ(plan_of(batch_of(0, {{2, 30}, {2, 12}}), kLimits).rows_per_request, 1);
+}
+
+TEST(Plan, AMixedBatchOfLongPrefillsIsOneCallThatIsNoDecodeCall) {
+  const Batch batch = batch_of(2, {{1, 30}, {1, 7}, {5, 5}, {4, 20}});
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kSparseMqa);
+  EXPECT_EQ(plan.num_mqa_rows, 11);
+  EXPECT_EQ(plan.num_mha_rows(batch), 0);
+  EXPECT_FALSE(plan.mqa_is_decode);
+  EXPECT_EQ(plan.rows_per_request, 1);
+  EXPECT_EQ(plan.visible_length_max, 30);
+  EXPECT_TRUE(plan.mha_request_ids.empty());
+}
+
+TEST(Plan, WhatIsLeftBesideTheDenseLaneIsADecodeCall) {
+  const Batch batch = batch_of(2, {{1, 30}, {1, 7}, {5, 5}, {4, 10}});
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kDenseMha);
+  EXPECT_EQ(plan.num_mqa_rows, 2);
+  EXPECT_EQ(plan.num_mha_rows(batch), 9);
+  EXPECT_TRUE(plan.mqa_is_decode);
+  EXPECT_EQ(plan.rows_per_request, 1);
+  EXPECT_EQ(plan.visible_length_max, 30);  // of the decode rows only
+  EXPECT_TRUE(plan.score_keys);
+  EXPECT_EQ(plan.cu_seqlens_q, (Ints{0, 5, 9}));  // relative to the lane's first row
+  EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 5, 15}));
+  EXPECT_EQ(plan.mha_request_ids, (Ints{2, 3}));
+  EXPECT_EQ(plan.mha_starts, (Ints{0, 0}));
+  EXPECT_EQ(plan.mha_lengths, (Ints{5, 10}));
+  EXPECT_EQ(plan.num_mha_keys, 15);
+  EXPECT_EQ(plan.seqlen_q_max, 5);
+  EXPECT_EQ(plan.seqlen_k_max, 10);
+}
+
+TEST(Plan, AChunkInTheDenseLaneReadsItsWholeSequence) {
+  // 3 rows after 6 cached tokens.
+  const Batch batch = batch_of(0, {{3, 9}});
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kDenseMha);
+  EXPECT_EQ(plan.num_mqa_rows, 0);
+  EXPECT_EQ(plan.visible_length_max, 0);
+  EXPECT_FALSE(plan.score_keys);
+  EXPECT_EQ(plan.cu_seqlens_q, (Ints{0, 3}));
+  EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 9}));
+  EXPECT_EQ(plan.mha_starts, Ints{0});
+  EXPECT_EQ(plan.mha_lengths, Ints{9});
+}
+
+TEST(Plan, AChunkThatCrossesTopkIsSparse) {
+  const AttentionPlan plan = plan_of(batch_of(0, {{3, 11}}), kLimits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kSparseMqa);
+  EXPECT_EQ(plan.num_mqa_rows, 3);
+  EXPECT_FALSE(plan.mqa_is_decode);
+  EXPECT_TRUE(plan.score_keys);
+  EXPECT_EQ(plan.visible_length_max, 11);
+}
+
+TEST(Plan, PrefillsThatDoNotFitTheBuffersTogetherAreSparse) {
+  EXPECT_EQ(plan_of(batch_of(0, {{10, 10}, {10, 10}, {5, 5}}), kLimits).prefill_lane,
+            Lane::kDenseMha);
+  const AttentionPlan plan = plan_of(batch_of(0, {{10, 10}, {10, 10}, {6, 6}}), kLimits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kSparseMqa);
+  EXPECT_EQ(plan.num_mqa_rows, 26);
+  EXPECT_FALSE(plan.score_keys);  // no row sees more than 10 keys: the lists are identities
+}
+
+TEST(Plan, ForceMqaLeavesNoRowForTheDenseLane) {
+  RoutingLimits limits = kLimits;
+  limits.force_mqa = true;
+  const Batch batch = batch_of(1, {{1, 7}, {4, 4}});
+  const AttentionPlan plan = plan_of(batch, limits);
+  EXPECT_EQ(plan.num_mqa_rows, 5);
+  EXPECT_FALSE(plan.mqa_is_decode);
+  EXPECT_FALSE(plan.score_keys);
+  EXPECT_EQ(plan.num_mha_keys, 0);
+}
+
+TEST(Plan, ForceDenseTakesDecodeRowsToo) {
+  RoutingLimits limits = kLimits;
+  limits.force_dense = true;
+  limits.mha_keys_max = 100;
+  const Batch batch = batch_of(1, {{1, 40}, {4, 20}});
+  const AttentionPlan plan = plan_of(batch, limits);
+  EXPECT_EQ(plan.prefill_lane, Lane::kDenseMha);
+  EXPECT_EQ(plan.num_mqa_rows, 0);
+  EXPECT_EQ(plan.mha_request_ids, (Ints{0, 1}));
+  EXPECT_EQ(plan.cu_seqlens_q, (Ints{0, 1, 5}));
+  EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 40, 60}));
+  EXPECT_EQ(keys_read(batch, plan, 10, 0), 40);
+}
+
+TEST(Plan, APlanIsFilledAfreshWhateverItHeld) {
+  AttentionPlan plan;
+  plan_attention(batch_of(2, {{2, 30}, {2, 7}, {5, 5}, {4, 10}}), kLimits, &plan);
+  ASSERT_EQ(plan.rows_per_request, 2);
+  ASSERT_EQ(plan.mha_request_ids.size(), 2u);
+  plan_attention(batch_of(1, {{1, 3}}), kLimits, &plan);
+  EXPECT_EQ(plan.num_mqa_rows, 1);
+  EXPECT_EQ(plan.rows_per_request, 1);
+  EXPECT_EQ(plan.visible_length_max, 3);
+  EXPECT_FALSE(plan.score_keys);
+  EXPECT_EQ(plan.num_mha_keys, 0);
+  EXPECT_EQ(plan.seqlen_q_max, 0);
+  EXPECT_EQ(plan.seqlen_k_max, 0);
+  EXPECT_EQ(plan.cu_seqlens_q, Ints{0});
+  EXPECT_EQ(plan.cu_seqlens_k, Ints{0});
+  EXPECT_TRUE(plan.mha_request_ids.empty());
+  EXPECT_TRUE(plan.mha_starts.empty());
+  EXPECT_TRUE(plan.mha_lengths.empty());
+}
+
+TEST(Plan, AnEmptyBatchHasNothingToDo) {
+  const Batch batch;
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  EXPECT_EQ(plan.num_mqa_rows, 0);
+  EXPECT_EQ(plan.num_mha_rows(batch), 0);
+  EXPECT_EQ(plan.num_mha_keys, 0);
+}
+
+TEST(KeysRead, IsTheListInTheSparseLaneAndEverythingInTheDense) {
+  const Batch batch = batch_of(2, {{1, 30}, {1, 7}, {5, 5}, {4, 10}});
+  const AttentionPlan plan = plan_of(batch, kLimits);
+  ASSERT_EQ(plan.num_mqa_rows, 2);
+  const std::vector<int64_t> expected = {10, 7, 1, 2, 3, 4, 5, 7, 8, 9, 10};
+  for (int64_t row = 0; row < batch.num_rows(); ++row) {
+    EXPECT_EQ(keys_read(batch, plan, kLimits.index_topk, row), expected[row]) << row;
+  }
+}
+
+TEST(Batch, ClearLeavesNothingAndTensorsHaveTheBatchsShapes) {
+  Batch batch = batch_of(1, {{1, 30}, {4, 4}});
+  batch.table_width = 3;
+  batch.block_table = {7, 8, 9, 1, -1, -1};
+  batch.logits_rows = {0, 4};
+  EXPECT_EQ(batch.num_decode_rows(), 1);
+  const BatchTensors tensors = host_tensors(batch);
+  for (const ConstTensorView& view :
+       {tensors.token_ids, tensors.positions, tensors.request_ids, tensors.visible_lengths}) {
+    EXPECT_EQ(view.rank, 1);
+    EXPECT_EQ(view.shape[0], 5);
+    EXPECT_EQ(view.dtype, DType::kInt32);
+  }
+  EXPECT_EQ(tensors.visible_lengths.as<int32_t>()[0], 30);
+  EXPECT_EQ(tensors.slot_mapping.dtype, DType::kInt64);
+  EXPECT_EQ(tensors.slot_mapping.shape[0], 5);
+  EXPECT_EQ(tensors.block_table.shape[0], 2);
+  EXPECT_EQ(tensors.block_table.shape[1], 3);
+  EXPECT_EQ(tensors.block_table.as<int32_t>()[3], 1);
+  EXPECT_EQ(tensors.logits_rows.shape[0], 2);
+  batch.clear();
+  EXPECT_EQ(batch.num_rows(), 0);
+  EXPECT_EQ(batch.num_requests(), 0);
+  EXPECT_EQ(batch.num_decode_rows(), 0);
+  EXPECT_EQ(batch.table_width, 0);
+  EXPECT_TRUE(batch.slot_mapping.empty() && batch.block_table.empty() &&
+              batch.logits_rows.empty() && batch.query_starts.empty());
+}
+
+}  // namespace
+}  // namespace lacuna
