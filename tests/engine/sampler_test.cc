@@ -1,0 +1,178 @@
+// Sampling parameters: what is refused, and that each row is drawn with its own.
+#include "engine/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/rng.h"
+#include "engine/nano.h"
+
+namespace lacuna {
+namespace {
+
+using Change = std::function<void(SamplingParams&)>;
+
+TEST(CheckSampling, NamesTheParameterTheValueAndWhatWouldWork) {
+  const double nan = std::nan("");
+  const double inf = std::numeric_limits<double>::infinity();
+  struct Case {
+    Change change;
+    const char* message;
+  };
+  const std::vector<Case> cases = {
+      {[](auto& p) { p.temperature = -0.5; },
+       "temperature: -0.500000, expected 0 (greedy) or more"},
+      {[=](auto& p) { p.temperature = nan; }, "temperature: nan, expected 0 (greedy) or more"},
+      {[=](auto& p) { p.temperature = inf; }, "temperature: inf, expected 0 (greedy) or more"},
+      {[](auto& p) { p.top_p = 0; }, "top_p: 0.000000, expected more than 0 and at most 1"},
+      {[](auto& p) { p.top_p = 1.5; }, "top_p: 1.500000, expected more than 0 and at most 1"},
+      {[=](auto& p) { p.top_p = nan; }, "top_p: nan, expected more than 0 and at most 1"},
+      {[](auto& p) { p.top_k = -2; }, "top_k: -2, expected 0 or -1 (off) or a count"},
+      {[](auto& p) { p.min_p = -0.25; }, "min_p: -0.250000, expected 0 to 1"},
+      {[](auto& p) { p.min_p = 2; }, "min_p: 2.000000, expected 0 to 1"},
+      {[=](auto& p) { p.min_p = nan; }, "min_p: nan, expected 0 to 1"},
+      {[](auto& p) { p.max_tokens = 0; }, "max_tokens: 0, expected at least 1"},
+      {[](auto& p) { p.max_tokens = -4; }, "max_tokens: -4, expected at least 1"},
+      {[](auto& p) {
+         p.stop = {"x", ""};
+       },
+       "stop: an empty string, expected text of at least one byte"},
+      {[](auto& p) {
+         p.stop_token_ids = {3, -1};
+       },
+       "stop_token_ids: -1, expected an id from 0 to 9"},
+      {[](auto& p) { p.stop_token_ids = {10}; }, "stop_token_ids: 10, expected an id from 0 to 9"},
+  };
+  for (const Case& one : cases) {
+    SamplingParams params;
+    one.change(params);
+    const Status status = check_sampling(params, 10);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << one.message;
+    EXPECT_EQ(status.message(), one.message);
+  }
+}
+
+TEST(CheckSampling, TheEndsOfTheRangesAreGood) {
+  const std::vector<Change> changes = {[](auto&) {},
+                                       [](auto& p) { p.temperature = 100; },
+                                       [](auto& p) { p.top_p = 1e-9; },
+                                       [](auto& p) { p.top_k = -1; },
+                                       [](auto& p) { p.top_k = 1 << 30; },
+                                       [](auto& p) { p.min_p = 1; },
+                                       [](auto& p) { p.max_tokens = 1; },
+                                       [](auto& p) { p.stop = {"x"}; },
+                                       [](auto& p) {
+                                         p.stop_token_ids = {0, 9};
+                                       }};
+  for (const Change& change : changes) {
+    SamplingParams params;
+    change(params);
+    EXPECT_TRUE(check_sampling(params, 10).ok());
+  }
+}
+
+// Draws over 8 equal logits unless given.
+class SamplerTest : public ::testing::Test {
+ protected:
+  std::vector<int32_t> draw(const std::vector<std::pair<SamplingParams, int64_t>>& rows,
+                            std::vector<float> logits = {}) {
+    const int64_t n = static_cast<int64_t>(rows.size());
+    logits.resize(n * kVocab, 0.0f);
+    sampler_.clear();
+    for (const auto& [params, position] : rows) {
+      sampler_.add(params, position);
+    }
+    const Status status =
+        sampler_.draw(run_, view_of(static_cast<const float*>(logits.data()), {n, kVocab}));
+    EXPECT_TRUE(status.ok()) << status.message();
+    return sampler_.ids();
+  }
+  static constexpr int64_t kVocab = 8;
+  const Context context_ = one_thread();
+  OpRunner run_{context_};
+  Sampler sampler_;
+  std::vector<std::byte> memory_ = std::vector<std::byte>(1 << 20);
+
+  void SetUp() override {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(memory_.data());
+    run_.set_launch(
+        {.workspace = memory_.data() + (64 - at % 64) % 64, .workspace_bytes = (1 << 20) - 64});
+  }
+};
+
+SamplingParams hot(uint64_t seed) { return {.temperature = 1, .seed = seed}; }
+
+TEST_F(SamplerTest, ADrawIsWhereTheSumPassesTheRandomNumber) {
+  std::set<int32_t> seen;
+  for (int64_t position = 0; position < 60; ++position) {
+    const float u = philox_uniform(5, static_cast<uint64_t>(position));
+    const int32_t token = draw({{hot(5), position}})[0];
+    EXPECT_EQ(token, static_cast<int32_t>(u * 8)) << position;
+    seen.insert(token);
+  }
+  EXPECT_EQ(seen.size(), 8u);
+}
+
+TEST_F(SamplerTest, RowsDoNotDependOnTheirNeighbours) {
+  const std::vector<std::pair<SamplingParams, int64_t>> rows = {
+      {hot(1), 4}, {hot(2), 4}, {hot(1), 5}, {{.temperature = 0}, 4}, {hot(9), 1000000}};
+  const std::vector<int32_t> together = draw(rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(draw({rows[i]})[0], together[i]) << i;
+  }
+}
+
+TEST_F(SamplerTest, EachRowHasItsOwnParameters) {
+  // Ascending logits: greedy takes 7, top_k 1 takes 7, a hot row is spread.
+  std::vector<float> logits;
+  for (int row = 0; row < 4; ++row) {
+    for (int i = 0; i < 8; ++i) {
+      logits.push_back(0.01f * static_cast<float>(i));
+    }
+  }
+  std::set<int32_t> third;
+  std::set<int32_t> fourth;
+  for (int64_t position = 0; position < 40; ++position) {
+    SamplingParams top_two = hot(1);
+    top_two.top_k = 2;
+    SamplingParams top_one = hot(1);
+    top_one.top_k = 1;
+    const std::vector<int32_t> ids = draw({{{.temperature = 0}, position},
+                                           {top_one, position},
+                                           {top_two, position},
+                                           {hot(1), position}},
+                                          logits);
+    EXPECT_EQ(ids[0], 7);
+    EXPECT_EQ(ids[1], 7);
+    third.insert(ids[2]);
+    fourth.insert(ids[3]);
+  }
+  EXPECT_EQ(third, (std::set<int32_t>{6, 7}));
+  EXPECT_GT(fourth.size(), 4u);
+}
+
+TEST_F(SamplerTest, LogprobsAreOfThePlainDistributionAndForcingReplacesOneRow) {
+  const std::vector<float> logits = {0, 0, 0, 0, 0, 0, 0, 3,  //
+                                     1, 1, 1, 1, 1, 1, 1, 5};
+  SamplingParams cold = hot(1);
+  cold.temperature = 0.01;
+  EXPECT_EQ(draw({{cold, 0}, {{.temperature = 0}, 0}}, logits), (std::vector<int32_t>{7, 7}));
+  const double sum0 = 7 + std::exp(3.0);
+  const double sum1 = 7 * std::exp(1.0) + std::exp(5.0);
+  EXPECT_NEAR(sampler_.logprobs()[0], 3 - std::log(sum0), 1e-5);
+  EXPECT_NEAR(sampler_.logprobs()[1], 5 - std::log(sum1), 1e-5);
+  const float first = sampler_.logprobs()[0];
+  ASSERT_TRUE(sampler_.force(run_, view_of(logits.data(), {2, kVocab}), 1, 2).ok());
+  EXPECT_EQ(sampler_.ids(), (std::vector<int32_t>{7, 2}));
+  EXPECT_EQ(sampler_.logprobs()[0], first);
+  EXPECT_NEAR(sampler_.logprobs()[1], 1 - std::log(sum1), 1e-5);
+}
+
+}  // namespace
+}  // namespace lacuna
