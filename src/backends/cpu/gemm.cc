@@ -179,6 +179,64 @@ void widen_matrix(const void* from, DType dtype, int64_t stride, int64_t rows, i
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// to[i, j] = from[j, i] for four rows and four columns.
+template <class T>
+HWY_INLINE void transpose_4x4(const T* HWY_RESTRICT from, int64_t stride, float* HWY_RESTRICT to,
+                              int64_t to_stride) {
+  const hn::Full128<float> d;
+  const auto a = load_float(d, from);
+  const auto b = load_float(d, from + stride);
+  const auto c = load_float(d, from + 2 * stride);
+  const auto e = load_float(d, from + 3 * stride);
+  const auto ac_low = hn::InterleaveLower(d, a, c);  // a0 c0 a1 c1
+  const auto be_low = hn::InterleaveLower(d, b, e);
+  const auto ac_high = hn::InterleaveUpper(d, a, c);
+  const auto be_high = hn::InterleaveUpper(d, b, e);
+  hn::StoreU(hn::InterleaveLower(d, ac_low, be_low), d, to);  // a0 b0 c0 e0
+  hn::StoreU(hn::InterleaveUpper(d, ac_low, be_low), d, to + to_stride);
+  hn::StoreU(hn::InterleaveLower(d, ac_high, be_high), d, to + 2 * to_stride);
+  hn::StoreU(hn::InterleaveUpper(d, ac_high, be_high), d, to + 3 * to_stride);
+}
+#endif
+
+// to[i, j] = from[j, i], widened; `to` is [width, rows], contiguous. oneDNN's own transposition
+// costs up to ten times as much when rows are a power of two apart. Eight rows at a time: more
+// would compete for the ways of one set of the cache then.
+template <class T>
+void transpose_typed(const T* from, int64_t stride, int64_t rows, int64_t width, float* to) {
+  int64_t r = 0;
+#if HWY_TARGET != HWY_SCALAR
+  for (; r + 8 <= rows; r += 8) {
+    const T* row = from + r * stride;
+    int64_t i = 0;
+    for (; i + 4 <= width; i += 4) {
+      transpose_4x4(row + i, stride, to + i * rows + r, rows);
+      transpose_4x4(row + 4 * stride + i, stride, to + i * rows + r + 4, rows);
+    }
+    for (; i < width; ++i) {
+      for (int64_t j = 0; j < 8; ++j) {
+        to[i * rows + r + j] = to_float(row[j * stride + i]);
+      }
+    }
+  }
+#endif
+  for (; r < rows; ++r) {
+    for (int64_t i = 0; i < width; ++i) {
+      to[i * rows + r] = to_float(from[r * stride + i]);
+    }
+  }
+}
+
+void transpose_matrix(const void* from, DType dtype, int64_t stride, int64_t rows, int64_t width,
+                      float* to) {
+  if (dtype == DType::kBFloat16) {
+    transpose_typed(static_cast<const Bf16*>(from), stride, rows, width, to);
+  } else {
+    transpose_typed(static_cast<const float*>(from), stride, rows, width, to);
+  }
+}
+
 void narrow_matrix(const float* from, int64_t rows, int64_t width, void* to, DType dtype,
                    int64_t stride) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -199,6 +257,7 @@ namespace {
 
 HWY_EXPORT(few_rows);
 HWY_EXPORT(widen_matrix);
+HWY_EXPORT(transpose_matrix);
 HWY_EXPORT(narrow_matrix);
 
 // Threads come from our pool, so each call of oneDNN must stay on the thread that makes it.
@@ -273,17 +332,23 @@ Status multiply_many_rows(const Product& product, float* scratch) {
     return ok_status();
   }
   const Operand a = as_blas_operand(product.a, product.a_dtype, product.a_stride, m, k, &scratch);
-  const bool columns = product.b_columns_contiguous;
-  const Operand b = as_blas_operand(product.b, product.b_dtype, product.b_stride, columns ? k : n,
-                                    columns ? n : k, &scratch);
+  Operand b;  // [k, n]
+  if (product.b_columns_contiguous) {
+    b = as_blas_operand(product.b, product.b_dtype, product.b_stride, k, n, &scratch);
+  } else {
+    HWY_DYNAMIC_DISPATCH(transpose_matrix)
+    (product.b, product.b_dtype, product.b_stride, n, k, scratch);
+    b = {scratch, n};
+    scratch += round_up(n * k, 16);
+  }
   const bool direct = product.c_dtype == DType::kFloat32 && (product.c_stride >= n || m == 1);
   float* c = direct ? static_cast<float*>(product.c) : scratch;
   const int64_t c_stride = direct ? std::max(product.c_stride, n) : n;
   dnnl_status_t status;
   {
     const OneOpenMpThread one_thread;
-    status = dnnl_sgemm('N', columns ? 'N' : 'T', m, n, k, 1.0f, a.data, a.stride, b.data, b.stride,
-                        0.0f, c, c_stride);
+    status =
+        dnnl_sgemm('N', 'N', m, n, k, 1.0f, a.data, a.stride, b.data, b.stride, 0.0f, c, c_stride);
   }
   if (status != dnnl_success) {
     return internal_error("oneDNN: sgemm of [" + std::to_string(m) + ", " + std::to_string(k) +

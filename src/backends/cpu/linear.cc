@@ -17,10 +17,10 @@ namespace {
 // rows finds them there, and enough to pay for the task.
 constexpr int64_t kGemvTaskBytes = int64_t{128} << 10;
 
-// Tile of the GEMM kernel: rows and columns of out a task. Widened weights (columns * K floats) are
-// kept near the size of L2.
+// Tile of the GEMM kernel: rows and columns of out a task. The transposed weights (columns * K
+// floats) are kept at half of L2.
 constexpr int64_t kGemmRows = 256;
-constexpr int64_t kGemmPanelFloats = int64_t{256} << 10;
+constexpr int64_t kGemmPanelFloats = int64_t{128} << 10;
 
 constexpr int64_t kGemmColumnsMin = 96;
 constexpr int64_t kGemmColumnsMax = 384;
