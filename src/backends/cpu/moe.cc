@@ -172,8 +172,8 @@ void route_row(const MoeRouteArgs& args, int64_t t) {
 // ---- Experts ----
 
 // Entries (row, slot) of one expert that are multiplied together, and columns of weights a task.
-constexpr int64_t kTileRows = 64;
-constexpr int64_t kTileColumns = 96;
+constexpr int64_t kTileRows = 128;
+constexpr int64_t kTileColumns = 128;
 // Rows that are grouped at once: bounds the hidden activations, which all experts' outputs need.
 constexpr int64_t kHiddenFloats = int64_t{16} << 20;
 constexpr int64_t kChunkRowsMin = 64;
