@@ -77,6 +77,14 @@ TEST(Match, RefusesNegativeExtentsAndNullData) {
   EXPECT_EQ(match(null, "q").shape({&t2, &d2}).status().message(), "q: null data for shape [2, 3]");
 }
 
+TEST(Match, RefusesDataThatIsNotAlignedToItsElement) {
+  Dim t("T");
+  ConstTensorView q = floats({2});
+  q.data = reinterpret_cast<const char*>(storage) + 2;
+  EXPECT_EQ(match(q, "q").shape({&t}).status().message(),
+            "q: data is not aligned to its element, 4 bytes");
+}
+
 TEST(Match, RefusesOtherTypes) {
   const ConstTensorView q = floats({2});
   EXPECT_TRUE(match(q, "q").dtypes({DType::kBFloat16, DType::kFloat32}).status().ok());
@@ -151,8 +159,21 @@ TEST(CheckCache, SaysWhichNumbersDoNotFit) {
        "kv: fp8_ds_mla holds latent 512 and rope 64 or 0, given latent 8, rope 4"},
       {[](KvCacheView& kv) { kv.row_bytes = 23; },
        "kv: row_bytes 23 is less than the 24 bytes of a latent_bf16 record"},
-      {[](KvCacheView& kv) { kv.block_stride_bytes = 95; },
-       "kv: block_stride_bytes 95 is less than block_size * row_bytes = 96"},
+      {[](KvCacheView& kv) { kv.block_stride_bytes = 94; },
+       "kv: block_stride_bytes 94 is less than block_size * row_bytes = 96"},
+      {[](KvCacheView& kv) { kv.block_stride_bytes = 97; },
+       "kv: data, block_stride_bytes 97 and row_bytes 24 must be multiples of 2 in a latent_bf16 "
+       "cache"},
+      {[](KvCacheView& kv) { kv.data = static_cast<char*>(kv.data) + 1; },
+       "kv: data, block_stride_bytes 96 and row_bytes 24 must be multiples of 2 in a latent_bf16 "
+       "cache"},
+      {[](KvCacheView& kv) {
+         kv = paged_rows(kv.data, KvLayout::latent_f32(8, 4), 2, 4);
+         kv.row_bytes = 50;
+         kv.block_stride_bytes = 200;
+       },
+       "kv: data, block_stride_bytes 200 and row_bytes 50 must be multiples of 4 in a latent_f32 "
+       "cache"},
       {[](KvCacheView& kv) {
          kv.layout = KvLayout::index_fp8(16);
          kv.row_bytes = 24;
@@ -167,6 +188,20 @@ TEST(CheckCache, SaysWhichNumbersDoNotFit) {
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << row.message;
     EXPECT_EQ(status.message(), row.message);
   }
+}
+
+TEST(CheckRowIds, RefusesRowsThatInt32CanNotName) {
+  constexpr int64_t kLast = int64_t{1} << 31;
+  EXPECT_TRUE(check_row_ids(0, 64, 64, "kv").ok());
+  EXPECT_TRUE(check_row_ids(1, kLast, kLast, "kv").ok());
+  EXPECT_FALSE(check_row_ids(1, kLast + 1, kLast + 1, "kv").ok());
+  EXPECT_TRUE(check_row_ids(kLast / 64, 64, 64, "kv").ok());
+  EXPECT_TRUE(check_row_ids(4, 64, (kLast - 64) / 3, "kv").ok());
+  EXPECT_EQ(check_row_ids(kLast / 64 + 1, 64, 64, "kv").message(),
+            "kv: 33554433 blocks of 64 rows go beyond the 2^31 rows that int32 ids can name");
+  // Products that overflow int64 are refused, not wrapped.
+  EXPECT_FALSE(check_row_ids(INT64_MAX, 64, INT64_MAX, "kv").ok());
+  EXPECT_FALSE(check_row_ids(INT64_MAX, 1, 1, "kv").ok());
 }
 
 }  // namespace
