@@ -39,10 +39,10 @@ constexpr int kScoreHeads = kManyRegisters ? 4 : 2;
 constexpr int64_t kScoreGroup = 16;
 // Heads weighed at once, and pairs of value vectors: heads * 2 * pairs accumulators.
 constexpr int kWeighHeads = 4;
+constexpr int kWeighPairs = kManyRegisters ? 2 : 1;
 // Keys between two prefetch steps: with them a step of weigh_tile lasts as long as one of
 // score_tile.
 constexpr int kWeighStepKeys = 32;
-constexpr int kWeighPairs = kManyRegisters ? 2 : 1;
 
 // Two vectors that together hold kPair consecutive elements. Floats come in order. Of bf16 the
 // first vector holds the even elements and the second the odd ones: widening is then one shift and

@@ -11,6 +11,12 @@
 #include "backends/cpu/ranges.h"
 #include "core/workspace.h"
 
+// The micro-kernels keep vectors in arrays, which types without a size (SVE) do not allow: NEON
+// there.
+#if defined(__aarch64__) && !defined(HWY_DISABLED_TARGETS)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/mha.cc"
 #include "hwy/foreach_target.h"
