@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <thread>
 
 #include "tests/conformance/harness.h"
 #include "tests/reference/element.h"
@@ -56,6 +57,15 @@ std::vector<uint8_t> row_bytes(const ConstTensorView& tensor, int64_t t) {
       const char* at = reference::element_address(tensor, t, j, k);
       bytes.insert(bytes.end(), at, at + size_bytes(tensor.dtype));
     }
+  }
+  return bytes;
+}
+
+std::vector<uint8_t> row_bytes_of_all(const ConstTensorView& tensor) {
+  std::vector<uint8_t> bytes;
+  for (int64_t t = 0; t < tensor.shape[0]; ++t) {
+    const std::vector<uint8_t> row = row_bytes(tensor, t);
+    bytes.insert(bytes.end(), row.begin(), row.end());
   }
   return bytes;
 }
@@ -272,6 +282,12 @@ TEST(SparseMlaContract, PreparedScheduleChangesNothingBeyondRounding) {
                                         .schedule = schedule.view(Side::kDevice),
                                         .kernel = builder.name};
           ASSERT_TRUE(call_with_workspace(context(), prepare, kernel.where).ok());
+          problem.buffers.download();
+          const std::vector<uint8_t> prepared = row_bytes_of_all(schedule.result());
+          ASSERT_TRUE(
+              call_with_workspace(context(), prepare, kernel.where, kWorkspaceFills[1]).ok());
+          problem.buffers.download();
+          EXPECT_EQ(prepared, row_bytes_of_all(schedule.result())) << builder.name;
           args.schedule = schedule.view(Side::kDevice);
           const Status status = call_with_workspace(context(), args, kernel.where);
           ASSERT_TRUE(status.ok()) << status.message();
@@ -352,6 +368,17 @@ TEST(SparseMlaContract, HugeExtentsNeverGiveANegativeWorkspace) {
         args.kernel = kernel.name;
         const Result<int64_t> needed = workspace_bytes(context(), args);
         EXPECT_TRUE(!needed.ok() || *needed >= 0) << *needed;
+        // Products beyond 2^63, of views that no memory could hold.
+        for (int64_t absurd : {int64_t{1} << 52, int64_t{1} << 62}) {
+          for (auto* tensor : {&args.q, &args.indices}) {
+            tensor->shape[0] = absurd;
+            tensor->strides[0] = 0;
+          }
+          args.out.shape[0] = absurd;
+          args.out.strides[0] = 0;
+          const Result<int64_t> impossible = workspace_bytes(context(), args);
+          EXPECT_TRUE(!impossible.ok() || *impossible >= 0) << *impossible;
+        }
       }
     }
   }
@@ -411,6 +438,109 @@ TEST(SparseMlaContract, ScaleThatVanishesInFloatIsRefused) {
       const Status status = sparse_mla(context(), args);
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << scale;
       EXPECT_NE(status.message().find("softmax_scale"), std::string::npos) << status.message();
+    }
+  }
+}
+
+// The number of threads changes the split of the work, never more than rounding; and with
+// batch_invariant not even that.
+TEST(SparseMlaContract, AnyNumberOfThreads) {
+  for (bool invariant : {false, true}) {
+    const SparseMlaCase test_case{.name = "threads",
+                                  .rows = 3,
+                                  .heads = 8,
+                                  .width = 1500,
+                                  .counts = CountPattern::kRagged,
+                                  .batch_invariant = invariant};
+    for (const KernelOnDevice& kernel : kernels_for<SparseMlaProblem>(test_case)) {
+      std::vector<std::vector<uint8_t>> first;
+      for (int threads : {1, 2, 3, 7}) {
+        const Result<Context> other = Context::create({.num_threads = threads});
+        ASSERT_TRUE(other.ok());
+        SparseMlaProblem problem(test_case, kernel.where);
+        const Verdict verdict = check_problem(*other, kernel.name, problem);
+        EXPECT_EQ(verdict.error, "") << kernel.name << ", " << threads << " threads";
+        if (invariant) {
+          first = first.empty() ? problem.buffers.output_bytes() : first;
+          EXPECT_EQ(first, problem.buffers.output_bytes()) << kernel.name << ", " << threads;
+        }
+      }
+    }
+  }
+}
+
+// One context, many callers at once.
+TEST(SparseMlaContract, CallsFromSeveralThreadsDoNotMix) {
+  const SparseMlaCase test_case{.name = "callers", .rows = 4, .heads = 8, .width = 300};
+  for (const KernelOnDevice& kernel : kernels_for<SparseMlaProblem>(test_case)) {
+    std::vector<std::string> errors(3);
+    std::vector<std::thread> callers;
+    for (size_t i = 0; i < errors.size(); ++i) {
+      callers.emplace_back([&, i] {
+        SparseMlaCase own = test_case;
+        own.seed = i + 1;
+        SparseMlaProblem problem(own, kernel.where);
+        for (int round = 0; round < 5 && errors[i].empty(); ++round) {
+          errors[i] = check_problem(context(), kernel.name, problem).error;
+        }
+      });
+    }
+    for (std::thread& caller : callers) {
+      caller.join();
+    }
+    for (const std::string& error : errors) {
+      EXPECT_EQ(error, "") << kernel.name;
+    }
+  }
+}
+
+// Strides may be negative, and 0 broadcasts: rows in reverse order give the outputs in reverse
+// order, and one query or list may serve all rows.
+TEST(SparseMlaContract, NegativeAndZeroStrides) {
+  const SparseMlaCase test_case{
+      .name = "strides", .rows = 4, .heads = 6, .width = 150, .counts = CountPattern::kRagged};
+  for (const KernelOnDevice& kernel : kernels_for<SparseMlaProblem>(test_case)) {
+    SparseMlaProblem problem(test_case, kernel.where);
+    const auto reverse = [](auto view) {
+      view = view.slice(0, view.shape[0] - 1, view.shape[0]);
+      view.strides[0] = -view.strides[0];
+      return view;
+    };
+    for (bool broadcast : {false, true}) {
+      const auto change = [&](SparseMlaArgs args) {
+        args.q = reverse(args.q);
+        args.indices = reverse(args.indices);
+        args.valid_counts = reverse(args.valid_counts);
+        args.out = reverse(args.out);
+        args.lse = reverse(args.lse);
+        args.max_logits = reverse(args.max_logits);
+        if (broadcast) {
+          args.q.strides[0] = 0;
+          args.q.strides[1] = 0;
+          args.indices.strides[0] = 0;
+        }
+        return args;
+      };
+      SparseMlaArgs args = change(problem.args(Side::kDevice));
+      args.kernel = kernel.name;
+      if (!explain(context(), args).status.ok()) {
+        continue;
+      }
+      SparseMlaArgs host = change(problem.args(Side::kHost));
+      if (broadcast) {
+        // The last row's list for all: its count must not pass what has values.
+        args.valid_counts.strides[0] = 0;
+        host.valid_counts.strides[0] = 0;
+      }
+      problem.buffers.upload();
+      ASSERT_TRUE(call_with_workspace(context(), args, kernel.where).ok());
+      problem.buffers.download();
+      EXPECT_EQ(problem.buffers.untouched_error(), "");
+      EXPECT_EQ(compare_attention(reverse(problem.out.result()), reverse(problem.lse.result()),
+                                  reverse(problem.max_logits.result()), reference::sparse_mla(host),
+                                  576, false),
+                "")
+          << kernel.name << (broadcast ? ", broadcast" : ", reversed");
     }
   }
 }

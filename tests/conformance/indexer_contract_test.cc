@@ -52,6 +52,29 @@ TEST(IndexLogitsContract, ScratchCapDoesNotChangeABit) {
   }
 }
 
+TEST(IndexLogitsContract, BitsDoNotDependOnTheBlockSize) {
+  for (const KvLayout& layout : {KvLayout::index_fp8(), KvLayout::index_bf16(128)}) {
+    for (const KernelOnDevice& kernel : kernels_of<IndexLogitsArgs>(context())) {
+      std::vector<std::vector<uint8_t>> first;
+      for (int64_t block : {1, 2, 16, 32, 61, 64, 128, 256, 576, 640}) {
+        IndexLogitsProblem problem(
+            {.name = "blocks",
+             .scoring = {.lengths = {700, 33}, .layout = layout, .block_size = block}},
+            kernel.where);
+        IndexLogitsArgs args = problem.args(Side::kDevice);
+        args.kernel = kernel.name;
+        if (!explain(context(), args).status.ok()) {
+          continue;
+        }
+        const auto bits = bits_of(problem, args);
+        EXPECT_EQ(problem.verify(), "") << kernel.name << ", block size " << block;
+        first = first.empty() ? bits : first;
+        EXPECT_EQ(first, bits) << kernel.name << ", block size " << block;
+      }
+    }
+  }
+}
+
 TEST(SelectKeysContract, LogitsCapDoesNotChangeABitAndBoundsTheWorkspace) {
   SelectKeysCase test_case{.name = "cap",
                            .scoring = {.lengths = {3000, 1200, 5, 900},

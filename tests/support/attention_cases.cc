@@ -235,6 +235,12 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
        .softmax_scale = 1.0 / 16},
       "kpool");
 
+  for (CountPattern counts :
+       {CountPattern::kRagged, CountPattern::kEdges, CountPattern::kHostile}) {
+    add({.rows = 6, .heads = 8, .width = 700, .counts = counts, .give_count_max = true},
+        "countmax" + std::to_string(static_cast<int>(counts)));
+  }
+
   // More listed keys than tokens: duplicates.
   add({.rows = 3, .heads = 8, .width = 256, .tokens = 40}, "duplicates");
   // Block sizes of every engine, gaps between blocks, padded rows.
@@ -572,6 +578,13 @@ SparseMlaArgs SparseMlaProblem::args(Side side) const {
   args.max_logits = max_logits.view(side);
   args.rows_per_request = case_.rows_per_request;
   args.batch_invariant = case_.batch_invariant;
+  if (case_.give_count_max) {
+    args.valid_count_max = 0;
+    for (int64_t t = 0; t < case_.rows; ++t) {
+      args.valid_count_max =
+          std::max(args.valid_count_max, static_cast<int64_t>(valid_counts.get(t)));
+    }
+  }
   return args;
 }
 
@@ -676,6 +689,14 @@ std::vector<MhaCase> mha_cases() {
        .causal = false,
        .lse = false},
       "nolse");
+  add({.q_lens = {3, 0, 50}, .k_lens = {90, 4, 50}, .heads = 2, .give_maxima = true}, "maxima");
+  add({.q_lens = {3, 0, 50},
+       .k_lens = {90, 4, 50},
+       .heads = 2,
+       .by_lengths = true,
+       .mask_topk = 12,
+       .give_maxima = true},
+      "maxima_masked");
   add({.q_lens = {130}, .k_lens = {130}, .heads = 16, .out_dtype = DType::kBFloat16}, "heads");
   return cases;
 }
@@ -793,6 +814,10 @@ MhaArgs MhaProblem::args(Side side) const {
   args.causal = case_.causal;
   args.mask = mask.view(side);
   args.key_start = key_start.view(side);
+  if (case_.give_maxima) {
+    args.seqlen_q_max = *std::max_element(case_.q_lens.begin(), case_.q_lens.end());
+    args.seqlen_k_max = *std::max_element(case_.k_lens.begin(), case_.k_lens.end());
+  }
   args.out = out.view(side);
   args.lse = lse.view(side);
   return args;

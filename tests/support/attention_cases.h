@@ -63,6 +63,7 @@ struct SparseMlaCase {
   bool uniform_data = false;  // uniform in [0, 1) instead of roughly normal
   int rows_per_request = 1;
   bool batch_invariant = false;
+  bool give_count_max = false;  // the true upper bound of valid_counts
   // Views of wider buffers. 0: as small as possible.
   int64_t q_heads_wide = 0;
   int64_t out_heads_wide = 0;
@@ -120,8 +121,9 @@ struct MhaCase {
   int64_t mask_topk = 0;  // keep that many random visible keys a row; 0: no mask
   std::vector<int32_t> key_start;
   bool lse = true;
-  bool strided = false;  // every tensor is a view of a wider one
-  int64_t key_tail = 0;  // rows of NaN after the last key
+  bool strided = false;      // every tensor is a view of a wider one
+  int64_t key_tail = 0;      // rows of NaN after the last key
+  bool give_maxima = false;  // seqlen_q_max and seqlen_k_max
 };
 
 std::vector<MhaCase> mha_cases();

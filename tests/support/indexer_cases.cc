@@ -232,14 +232,17 @@ ScoringTensors make_scoring(const ScoringCase& c, BufferSet* buffers, Random* ra
                            .gap_bytes = c.ragged ? 0 : c.gap_rows * c.layout.record_bytes()});
   std::vector<int32_t> blocks(num_blocks);
   std::iota(blocks.begin(), blocks.end(), 0);
+  // A stream of its own: the same keys at the same positions whatever the block size.
+  Random key_random(random->bits());
   random->shuffle(&blocks);
   std::vector<float> key(dim);
+  int64_t num_keys = 0;
   const auto fill_key = [&](int64_t slot) {
     for (float& value : key) {
-      value = c.integers ? static_cast<float>(random->integer(-2, 2)) : random->bell();
+      value = c.integers ? static_cast<float>(key_random.integer(-2, 2)) : key_random.bell();
     }
-    s.keys.set_record(
-        slot, key, c.integers || slot % 2 == 0 ? Fp8ScaleRule::kPowerOfTwo : Fp8ScaleRule::kAmax);
+    const bool power_of_two = c.integers || num_keys++ % 2 == 0;
+    s.keys.set_record(slot, key, power_of_two ? Fp8ScaleRule::kPowerOfTwo : Fp8ScaleRule::kAmax);
   };
   if (c.ragged) {
     std::vector<int32_t> starts;
@@ -481,7 +484,8 @@ std::vector<TopKCase> top_k_cases() {
                              {"manyties", ScoreFamily::kManyTies},
                              {"halftied", ScoreFamily::kHalfTied},
                              {"special", ScoreFamily::kSpecial},
-                             {"allnan", ScoreFamily::kAllNan}};
+                             {"allnan", ScoreFamily::kAllNan},
+                             {"signedzeros", ScoreFamily::kSignedZeros}};
   for (const Family& family : families) {
     for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       add({.lengths = {0, 1, 5, 63, 64, 65, 500, 1000, -3, 1001},
@@ -603,6 +607,8 @@ float score_of(ScoreFamily family, int64_t j, int64_t n, Random* random) {
                               1.0f};
       return values[random->integer(0, std::ssize(values) - 1)];
     }
+    case ScoreFamily::kSignedZeros:
+      return random->chance(0.04) ? random->bell() : random->chance(0.5) ? 0.0f : -0.0f;
     case ScoreFamily::kAllNan:
       return kNan;
   }

@@ -110,9 +110,10 @@ enum class ScoreFamily {
   kAscending,
   kDescending,
   kAllEqual,
-  kManyTies,  // eight values
-  kHalfTied,  // half of the row is one value, as a relu plateau
-  kSpecial,   // NaN, both infinities, both zeros, and numbers
+  kManyTies,     // eight values
+  kHalfTied,     // half of the row is one value, as a relu plateau
+  kSpecial,      // NaN, both infinities, both zeros, and numbers
+  kSignedZeros,  // both zeros in the middle of a few numbers
   kAllNan,
 };
 
