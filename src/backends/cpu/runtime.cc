@@ -1,6 +1,8 @@
 // Fills core's Runtime for the CPU: launches are synchronous, so streams and events are empty.
 #include "backends/cpu/runtime.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -14,6 +16,11 @@ namespace {
 // A page and more than any vector; also what CUDA's allocator promises.
 constexpr size_t kAlignment = 4096;
 
+// From here on memory asks for huge pages. Attention reads rows all over the cache, and with 4 KiB
+// pages it waits for a page walk a row: a list of 2048 rows of a 75 MB cache takes 1.3 times as
+// long.
+constexpr size_t kHugePage = size_t{2} << 20;
+
 Result<void*> allocate_bytes(int64_t bytes) {
   if (bytes < 0) {
     return invalid_argument("allocate: " + std::to_string(bytes) + " bytes");
@@ -21,10 +28,14 @@ Result<void*> allocate_bytes(int64_t bytes) {
   if (bytes == 0) {
     return static_cast<void*>(nullptr);
   }
-  const size_t size = (static_cast<size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
-  void* data = std::aligned_alloc(kAlignment, size);
+  const size_t alignment = static_cast<size_t>(bytes) < kHugePage ? kAlignment : kHugePage;
+  const size_t size = (static_cast<size_t>(bytes) + alignment - 1) / alignment * alignment;
+  void* data = std::aligned_alloc(alignment, size);
   if (data == nullptr) {
     return out_of_memory("allocate: the host has no " + std::to_string(bytes) + " bytes left");
+  }
+  if (alignment == kHugePage) {
+    madvise(data, size, MADV_HUGEPAGE);  // advice: a kernel without huge pages may decline it
   }
   return data;
 }
