@@ -412,15 +412,15 @@ INSTANTIATE_TEST_SUITE_P(Kernels, CpuLinear,
                          ::testing::Values("cpu/linear_gemv", "cpu/linear_gemm"),
                          [](const auto& info) { return std::string(info.param).substr(4); });
 
-TEST(CpuLinearDispatch, TakesTheGemmFromNineRowsOn) {
+TEST(CpuLinearDispatch, TakesTheGemmFrom33RowsOn) {
   std::vector<float> data(64 * 16);
-  for (int64_t rows : {1, 8, 9}) {
+  for (int64_t rows : {1, 32, 33}) {
     const LinearArgs args = {.x = view_of(data.data(), {rows, 16}),
                              .weight = view_of(data.data(), {16, 16}),
                              .out = view_of(data.data(), {rows, 16})};
     const Explanation chosen = explain_op(context_of(1), args);
     ASSERT_TRUE(chosen.status.ok()) << chosen.status.message();
-    EXPECT_EQ(chosen.kernel, rows <= 8 ? "cpu/linear_gemv" : "cpu/linear_gemm");
+    EXPECT_EQ(chosen.kernel, rows <= 32 ? "cpu/linear_gemv" : "cpu/linear_gemm");
   }
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "backends/cpu/ranges.h"
+#include "backends/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/gemm.cc"

@@ -15,6 +15,7 @@
 #include "backends/cpu/ranges.h"
 #include "backends/cpu/score.h"
 #include "backends/cpu/select.h"
+#include "backends/cpu/targets.h"
 #include "core/workspace.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -343,32 +344,6 @@ void order_keys(const ConstTensorView& logits, int64_t row, int64_t begin, int64
   }
 }
 
-// Columns that the threshold keeps, ascending; returns how many.
-int64_t emit_columns(const uint32_t* keys, int64_t n, Threshold threshold, int32_t* columns) {
-  const hn::ScalableTag<uint32_t> d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const auto key_v = hn::Set(d, threshold.key);
-  int32_t* to = columns;
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const auto v = hn::LoadU(d, keys + i);
-    if (hn::AllTrue(d, hn::Lt(v, key_v))) {
-      continue;
-    }
-    for (int64_t j = i; j < i + lanes; ++j) {
-      if (keys[j] > threshold.key || (keys[j] == threshold.key && --threshold.ties >= 0)) {
-        *to++ = static_cast<int32_t>(j);
-      }
-    }
-  }
-  for (; i < n; ++i) {
-    if (keys[i] > threshold.key || (keys[i] == threshold.key && --threshold.ties >= 0)) {
-      *to++ = static_cast<int32_t>(i);
-    }
-  }
-  return to - columns;
-}
-
 }  // namespace lacuna::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -378,7 +353,6 @@ namespace {
 
 HWY_EXPORT(score_rows);
 HWY_EXPORT(order_keys);
-HWY_EXPORT(emit_columns);
 
 int64_t int_at(const ConstTensorView& ints, int64_t t) {
   return ints.as<int32_t>()[t * ints.strides[0]];
@@ -557,16 +531,18 @@ Status index_logits(const IndexLogitsArgs& args, const DeviceInfo& device, const
 // ---- Selection ----
 
 struct SelectScratch {
-  uint32_t* keys;       // [C]
-  int32_t* columns;     // [C], or what k lets through
-  uint32_t* histogram;  // [kHistogramBins]
+  uint32_t* keys;        // [C]
+  uint32_t* candidates;  // [C]
+  int32_t* columns;      // [C]
+  uint32_t* histogram;   // [kCountHistogram]
 };
 
 SelectScratch take_select_scratch(Workspace& workspace, int64_t columns) {
   SelectScratch scratch;
   scratch.keys = workspace.take<uint32_t>(columns);
+  scratch.candidates = workspace.take<uint32_t>(columns);
   scratch.columns = workspace.take<int32_t>(columns);
-  scratch.histogram = workspace.take<uint32_t>(kHistogramBins);
+  scratch.histogram = workspace.take<uint32_t>(kCountHistogram);
   return scratch;
 }
 
@@ -599,8 +575,9 @@ int64_t select_columns(const SelectRow& row, int64_t k, int kpool, const SelectS
       return chosen;
     }
     HWY_DYNAMIC_DISPATCH(order_keys)(row.logits, row.row, row.begin, row.count, scratch.keys);
-    const Threshold threshold = kth_largest(scratch.keys, row.count, k / kpool, scratch.histogram);
-    return HWY_DYNAMIC_DISPATCH(emit_columns)(scratch.keys, row.count, threshold, columns);
+    const Threshold threshold =
+        kth_largest(scratch.keys, row.count, k / kpool, scratch.candidates, scratch.histogram);
+    return keep_places(scratch.keys, row.count, threshold, columns);
   }
   const auto by_id = [&](int32_t a, int32_t b) { return row.ids[a] < row.ids[b]; };
   if (all) {
@@ -614,7 +591,8 @@ int64_t select_columns(const SelectRow& row, int64_t k, int kpool, const SelectS
     for (int64_t j = 0; j < row.count; ++j) {
       scratch.keys[j] = row.ids[j] < 0 ? 0 : scratch.keys[j];
     }
-    const Threshold threshold = kth_largest(scratch.keys, row.count, k, scratch.histogram);
+    const Threshold threshold =
+        kth_largest(scratch.keys, row.count, k, scratch.candidates, scratch.histogram);
     for (int64_t j = 0; j < row.count; ++j) {
       if (scratch.keys[j] > threshold.key) {
         columns[chosen++] = static_cast<int32_t>(j);

@@ -98,16 +98,18 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 struct SampleScratch {
   float* masses;            // [V]
   uint32_t* keys;           // [V]
+  uint32_t* candidates;     // [V]
   double* mass_histogram;   // [kHistogramBins]
-  uint32_t* key_histogram;  // [kHistogramBins]
+  uint32_t* key_histogram;  // [kCountHistogram]
 };
 
 SampleScratch take_scratch(Workspace& workspace, int64_t vocabulary) {
   SampleScratch scratch;
   scratch.masses = workspace.take<float>(vocabulary);
   scratch.keys = workspace.take<uint32_t>(vocabulary);
+  scratch.candidates = workspace.take<uint32_t>(vocabulary);
   scratch.mass_histogram = workspace.take<double>(kHistogramBins);
-  scratch.key_histogram = workspace.take<uint32_t>(kHistogramBins);
+  scratch.key_histogram = workspace.take<uint32_t>(kCountHistogram);
   return scratch;
 }
 
@@ -167,8 +169,9 @@ int64_t draw(const float* logits, int64_t n, float largest, const Filters& filte
     }
   }
   if (by_count) {
-    keep_largest(kth_largest(scratch.keys, n, filters.top_k, scratch.key_histogram), scratch.keys,
-                 n, masses);
+    keep_largest(
+        kth_largest(scratch.keys, n, filters.top_k, scratch.candidates, scratch.key_histogram),
+        scratch.keys, n, masses);
     total = sum_of_masses(masses, n);
   }
   if (by_mass) {

@@ -21,16 +21,22 @@ struct Threshold {
   int64_t ties = 0;
 };
 
-// Bins of the histograms below: 11, 11 and 10 bits of a key a pass.
+// Bins of a histogram over the top bits of a key.
 inline constexpr int kHistogramBins = 2048;
+// Entries of the histogram that kth_largest wants: two, counted in turn.
+inline constexpr int kCountHistogram = 2 * kHistogramBins;
 
 // The threshold of the k largest of n keys; keys of 0 never count. With at most k others, all of
-// them do. `histogram` is scratch of kHistogramBins.
-Threshold kth_largest(const uint32_t* keys, int64_t n, int64_t k, uint32_t* histogram);
+// them do. `candidates` is scratch of n keys, `histogram` of kCountHistogram.
+Threshold kth_largest(const uint32_t* keys, int64_t n, int64_t k, uint32_t* candidates,
+                      uint32_t* histogram);
 
 // The threshold of the fewest largest keys whose masses reach `target`, the crossing one included;
 // at least one key of positive mass. `histogram` is scratch of kHistogramBins.
 Threshold largest_with_mass(const uint32_t* keys, const float* masses, int64_t n, double target,
                             double* histogram);
+
+// Places of the keys that the threshold keeps, ascending; returns how many.
+int64_t keep_places(const uint32_t* keys, int64_t n, Threshold threshold, int32_t* places);
 
 }  // namespace lacuna::cpu
