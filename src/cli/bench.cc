@@ -13,13 +13,16 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/bench.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
 #include "core/check.h"
 #include "core/device_memory.h"
+#include "core/output_file.h"
 #include "core/rng.h"
 #include "ops/dispatch.h"
 
@@ -389,9 +392,6 @@ std::string csv_text(const BenchFlags& flags, const std::string& device, const C
   return text;
 }
 
-// The file is opened before anything is measured, so that a wrong path costs no minutes.
-using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
-
 Result<int> bench_attention(const BenchFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(const std::vector<Shape> shapes, shapes_of(flags));
   if (flags.repeats < 1 || flags.repeats > 1000000) {
@@ -401,12 +401,9 @@ Result<int> bench_attention(const BenchFlags& flags) {
     return invalid_argument(
         fmt::format("--threads: {}, expected 0 (one per core) to 4096", flags.threads));
   }
-  File file(nullptr, std::fclose);
+  std::optional<OutputFile> file;
   if (!flags.csv.empty()) {
-    file.reset(std::fopen(flags.csv.c_str(), "w"));
-    if (file == nullptr) {
-      return io_error("--csv: cannot write " + flags.csv);
-    }
+    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.csv));
   }
   LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
   const std::string device = device_line(context);
@@ -422,12 +419,10 @@ Result<int> bench_attention(const BenchFlags& flags) {
     results.push_back(std::move(result));
   }
   print_table(results);
-  if (file != nullptr) {
+  if (file.has_value()) {
     const std::string text = csv_text(flags, device, ceilings, results);
-    const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
-    if (std::fclose(file.release()) != 0 || !written) {
-      return io_error("--csv: writing " + flags.csv + " failed");
-    }
+    file->write(text.data(), static_cast<int64_t>(text.size()));
+    LACUNA_RETURN_IF_ERROR(file->commit());
   }
   return 0;
 }
@@ -461,6 +456,7 @@ void add_bench(CLI::App& app, Action& action) {
       return code.ok() ? *code : report(code.status());
     };
   });
+  add_bench_prefill(*bench, action);
 }
 
 }  // namespace lacuna::cli

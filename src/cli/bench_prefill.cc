@@ -5,12 +5,13 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>
-#include <fstream>
+#include <optional>
 
 #include "cli/bench.h"
 #include "cli/engine_flags.h"
 #include "cli/text.h"
 #include "core/check.h"
+#include "core/output_file.h"
 #include "core/rng.h"
 
 namespace lacuna::cli {
@@ -30,6 +31,10 @@ Status bench_prefill(PrefillFlags flags) {
                             ", expected at least 1");
   }
   flags.engine.profile = true;
+  std::optional<OutputFile> file;
+  if (!flags.csv.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.csv));
+  }
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, false));
   std::string csv = "op,context,rows_a_step,repeats,tokens_per_s_median,kernel,share_percent\n";
   for (const int64_t context : flags.contexts) {
@@ -76,18 +81,17 @@ Status bench_prefill(PrefillFlags flags) {
                          flags.engine.max_num_batched_tokens, flags.repeats, rate, name, percent);
     }
   }
-  if (!flags.csv.empty()) {
-    std::ofstream file(flags.csv);
+  if (file.has_value()) {
     const std::time_t now = std::time(nullptr);
     char date[32];
     std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
-    file << fmt::format(
-        "# commit {}; {}; {}; {}\n# wall time of steps; shares of the time inside kernels\n",
-        flags.commit, engine->info().device, engine->info().dtype, date);
-    file << csv;
-    if (!file.flush()) {
-      return io_error("--csv: " + flags.csv + " could not be written");
-    }
+    const std::string text =
+        fmt::format(
+            "# commit {}; {}; {}; {}\n# wall time of steps; shares of the time inside kernels\n",
+            flags.commit, engine->info().device, engine->info().dtype, date) +
+        csv;
+    file->write(text.data(), static_cast<int64_t>(text.size()));
+    LACUNA_RETURN_IF_ERROR(file->commit());
   }
   return ok_status();
 }

@@ -6,17 +6,22 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <filesystem>
 
+#include "cli/text.h"
 #include "core/check.h"
 
 namespace lacuna::cli {
 
 void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
-  command.add_option("-m,--model,--model-path", flags.model,
-                     "Model folder (config.json, safetensors, tokenizer.json); default: dsa-nano, "
-                     "which ships with the project");
+  command
+      .add_option("-m,--model,--model-path", flags.model,
+                  "Model folder (config.json, safetensors, tokenizer.json); default: dsa-nano, "
+                  "which ships with the project")
+      ->check([](const std::string& folder) {
+        // As from an unset variable: the default would be a surprise.
+        return folder.empty() ? "empty, expected a model folder" : "";
+      });
   command.add_option("--dtype", flags.dtype, "Arithmetic: bfloat16 or float32")
       ->capture_default_str();
   command
@@ -123,22 +128,25 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet
   LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::create(context, options));
   if (!quiet) {
-    const EngineInfo& info = engine->info();
-    fmt::print(stderr,
-               "{}: {}, {} layers ({} with an indexer), {} heads, top-{}; weights {:.1f} MB, {} "
-               "arithmetic; {} tokens of cache, {:.1f} MB ({}, {}); context {}\n",
-               std::filesystem::path(options.model_dir).filename().string(), info.architecture,
-               info.num_layers, info.num_leader_layers, info.num_heads, info.index_topk,
-               info.weight_bytes / 1e6, info.dtype, info.kv_cache_tokens, info.kv_cache_bytes / 1e6,
-               info.kv_format, info.index_format, info.max_model_len);
+    print_loaded(flags, *engine);
   }
   return engine;
 }
 
+void print_loaded(const EngineFlags& flags, const Engine& engine) {
+  const EngineInfo& info = engine.info();
+  const std::string model = flags.model.empty() ? default_model_dir() : flags.model;
+  fmt::print(stderr,
+             "{}: {}, {} layers ({} with an indexer), {} heads, top-{}; weights {:.1f} MB, {} "
+             "arithmetic; {} tokens of cache, {:.1f} MB ({}, {}); context {}\n",
+             std::filesystem::path(model).filename().string(), info.architecture, info.num_layers,
+             info.num_leader_layers, info.num_heads, info.index_topk, info.weight_bytes / 1e6,
+             info.dtype, info.kv_cache_tokens, info.kv_cache_bytes / 1e6, info.kv_format,
+             info.index_format, info.max_model_len);
+}
+
 int report(const Status& status) {
-  std::string text = status.message();
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  fmt::print(stderr, "lacuna: {}\n", text);
+  fmt::print(stderr, "lacuna: {}\n", one_line(status.message()));
   return status.code() == StatusCode::kInvalidArgument ? 2 : 1;
 }
 

@@ -37,6 +37,8 @@ std::string default_model_dir();
 // Creates context and engine, telling the terminal what is loaded.
 Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet,
                                             bool skip_tokenizer = false);
+// The line about what is loaded, for a command that tells it later: when the prompt is good too.
+void print_loaded(const EngineFlags& flags, const Engine& engine);
 
 // Prints "lacuna: <message>" on stderr as one line; the exit code of that kind of error (1, or 2
 // for a bad argument).

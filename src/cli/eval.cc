@@ -6,9 +6,9 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -16,6 +16,7 @@
 #include "cli/text.h"
 #include "core/check.h"
 #include "core/file_map.h"
+#include "core/output_file.h"
 
 namespace lacuna::cli {
 namespace {
@@ -93,6 +94,10 @@ Result<int> evaluate(const EvalFlags& flags) {
   Gate gate;
   if (!flags.expect.empty()) {
     LACUNA_ASSIGN_OR_RETURN(gate, load_gate(flags.expect));
+  }
+  std::optional<OutputFile> file;
+  if (!flags.output.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.output));
   }
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, false));
 
@@ -233,12 +238,10 @@ Result<int> evaluate(const EvalFlags& flags) {
                nll_ok ? (judge_nll ? "met" : "not judged") : "MISSED");
     exit_code = exact_ok && nll_ok ? 0 : 1;
   }
-  if (!flags.output.empty()) {
-    std::ofstream file(flags.output);
-    file << result.dump(1) << "\n";
-    if (!file.flush()) {
-      return io_error("--output: " + flags.output + " could not be written");
-    }
+  if (file.has_value()) {
+    const std::string text = result.dump(1) + "\n";
+    file->write(text.data(), static_cast<int64_t>(text.size()));
+    LACUNA_RETURN_IF_ERROR(file->commit());
   }
   return exit_code;
 }

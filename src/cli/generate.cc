@@ -46,9 +46,17 @@ Status generate(const GenerateFlags& flags) {
     LACUNA_ASSIGN_OR_RETURN(request.prompt, parse_tokens(flags.tokens));
   }
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                          make_engine(flags.engine, flags.quiet, by_tokens));
+                          make_engine(flags.engine, /*quiet=*/true, by_tokens));
   if (!by_tokens) {
-    LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(prompt));
+    Result<std::vector<int32_t>> ids = engine->encode(prompt);
+    if (!ids.ok()) {
+      const std::string& file = flags.prompt_file;
+      return Status(ids.status().code(), (file.empty()  ? "--prompt"
+                                          : file == "-" ? "stdin"
+                                                        : file) +
+                                             ": " + ids.status().message());
+    }
+    request.prompt = std::move(*ids);
   }
   const int64_t num_prompt = static_cast<int64_t>(request.prompt.size());
   request.sampling = flags.sampling;
@@ -56,6 +64,9 @@ Status generate(const GenerateFlags& flags) {
     stop = unescape(stop);
   }
   LACUNA_RETURN_IF_ERROR(engine->submit(std::move(request)).status());
+  if (!flags.quiet) {
+    print_loaded(flags.engine, *engine);
+  }
   double prefill_seconds = 0;
   double decode_seconds = 0;
   FinishReason finish = FinishReason::kNone;

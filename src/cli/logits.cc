@@ -22,13 +22,16 @@ struct LogitsFlags {
 };
 
 Status logits(const LogitsFlags& flags) {
-  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                          make_engine(flags.engine, false, !flags.tokens.empty()));
+  const bool by_tokens = !flags.tokens.empty();
   Request request;
-  if (flags.tokens.empty()) {
-    LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(flags.prompt));
-  } else {
+  if (by_tokens) {
     LACUNA_ASSIGN_OR_RETURN(request.prompt, parse_tokens(flags.tokens));
+  }
+  LACUNA_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(flags.output));
+  LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                          make_engine(flags.engine, /*quiet=*/true, by_tokens));
+  if (!by_tokens) {
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, engine->encode(flags.prompt));
   }
   const std::vector<int32_t> prompt = request.prompt;
   request.prompt_logprobs = true;
@@ -36,6 +39,7 @@ Status logits(const LogitsFlags& flags) {
   Recorder recorder;
   engine->set_tap(recorder.tap());
   LACUNA_RETURN_IF_ERROR(engine->submit(std::move(request)).status());
+  print_loaded(flags.engine, *engine);
   while (engine->has_work()) {
     LACUNA_RETURN_IF_ERROR(engine->step().status());
   }
@@ -55,7 +59,7 @@ Status logits(const LogitsFlags& flags) {
       }
     }
   }
-  LACUNA_RETURN_IF_ERROR(write_safetensors(flags.output, out));
+  LACUNA_RETURN_IF_ERROR(write_safetensors(std::move(file), out));
   fmt::print("{}: {} tensors, logits [{}, {}]\n", flags.output, out.size(), all.rows(), all.width);
   return ok_status();
 }

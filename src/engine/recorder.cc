@@ -2,7 +2,6 @@
 #include "engine/recorder.h"
 
 #include <cstring>
-#include <fstream>
 
 #include "core/check.h"
 
@@ -60,8 +59,7 @@ void Recorder::add(std::string_view name, int layer, const ConstTensorView& tens
   }
 }
 
-Status write_safetensors(const std::string& path,
-                         const std::map<std::string, RecordedTensor>& tensors) {
+Status write_safetensors(OutputFile file, const std::map<std::string, RecordedTensor>& tensors) {
   std::string header = "{";
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
@@ -76,26 +74,17 @@ Status write_safetensors(const std::string& path,
   while (header.size() % 8 != 0) {
     header += ' ';
   }
-  // Written beside the target and moved there, so that a failure leaves no half file under its
-  // name.
-  const std::string partial = path + ".partial";
-  std::ofstream file(partial, std::ios::binary);
   const uint64_t header_bytes = header.size();
   char length[8];
   std::memcpy(length, &header_bytes, sizeof(length));
   file.write(length, sizeof(length));
-  file.write(header.data(), static_cast<std::streamsize>(header.size()));
+  file.write(header.data(), static_cast<int64_t>(header.size()));
   for (const auto& [name, tensor] : tensors) {
     const void* data = tensor.integers ? static_cast<const void*>(tensor.ints.data())
                                        : static_cast<const void*>(tensor.floats.data());
-    file.write(static_cast<const char*>(data), 4 * tensor.rows() * tensor.width);
+    file.write(data, 4 * tensor.rows() * tensor.width);
   }
-  file.close();
-  if (!file || std::rename(partial.c_str(), path.c_str()) != 0) {
-    std::remove(partial.c_str());
-    return io_error(path + ": could not be written");
-  }
-  return ok_status();
+  return file.commit();
 }
 
 }  // namespace lacuna

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/output_file.h"
 #include "lacuna/engine_types.h"
 #include "lacuna/status.h"
 
@@ -37,7 +38,6 @@ class Recorder {
 };
 
 // Writes what was recorded as a safetensors file (F32 and I32, two dimensions).
-Status write_safetensors(const std::string& path,
-                         const std::map<std::string, RecordedTensor>& tensors);
+Status write_safetensors(OutputFile file, const std::map<std::string, RecordedTensor>& tensors);
 
 }  // namespace lacuna
