@@ -110,18 +110,25 @@ void add_info(CLI::App& app, Action& action) {
       "info", "Devices, backends and kernels; with --explain, which kernel a shape takes and why");
   auto flags = std::make_shared<InfoFlags>();
   command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
-  command->add_flag(
+  CLI::Option* explain = command->add_flag(
       "--explain", flags->explain,
       "Say which sparse_mla kernel would run for the shape below, and why not others");
-  command->add_option("--rows", flags->rows, "Query rows")->capture_default_str();
-  command->add_option("--heads", flags->heads, "Query heads")->capture_default_str();
-  command->add_option("--latent", flags->latent, "Latent width")->capture_default_str();
-  command->add_option("--rope", flags->rope, "Rope width")->capture_default_str();
-  command->add_option("--topk", flags->topk, "List width")->capture_default_str();
-  command->add_option("--kv-dtype", flags->kv_dtype, "bfloat16, float32 or fp8_ds_mla")
+  command->add_option("--rows", flags->rows, "Query rows")->needs(explain)->capture_default_str();
+  command->add_option("--heads", flags->heads, "Query heads")
+      ->needs(explain)
       ->capture_default_str();
-  command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
-  command->add_option("--kernel", flags->kernel, "Force this kernel");
+  command->add_option("--latent", flags->latent, "Latent width")
+      ->needs(explain)
+      ->capture_default_str();
+  command->add_option("--rope", flags->rope, "Rope width")->needs(explain)->capture_default_str();
+  command->add_option("--topk", flags->topk, "List width")->needs(explain)->capture_default_str();
+  command->add_option("--kv-dtype", flags->kv_dtype, "bfloat16, float32 or fp8_ds_mla")
+      ->needs(explain)
+      ->capture_default_str();
+  command->add_option("--device", flags->device, "cpu or cuda")
+      ->needs(explain)
+      ->capture_default_str();
+  command->add_option("--kernel", flags->kernel, "Force this kernel")->needs(explain);
   command->callback([flags, &action] {
     action = [flags] {
       const Result<int> code = info(*flags);

@@ -1,10 +1,78 @@
 // The `lacuna` command: parses, runs one subcommand, turns its outcome into an exit code.
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <exception>
+#include <string>
+#include <system_error>
 
 #include "cli/commands.h"
+#include "cli/engine_flags.h"
 
-int main(int argc, char** argv) {
+namespace lacuna::cli {
+namespace {
+
+// The innermost command that was named: what to ask for help.
+const CLI::App& named_command(const CLI::App& app) {
+  const std::vector<CLI::App*> named = app.get_subcommands();
+  return named.empty() ? app : named_command(*named.front());
+}
+
+std::string full_name(const CLI::App& app) {
+  return app.get_parent() == nullptr ? app.get_name()
+                                     : full_name(*app.get_parent()) + " " + app.get_name();
+}
+
+// "--max-tokens" of "Could not convert: --max-tokens = abc" takes an integer.
+std::string expected_number(const CLI::App& command, const std::string& what) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (what.find(": " + option->get_name() + " = ") == std::string::npos) {
+      continue;
+    }
+    const std::string type = option->get_type_name();
+    return type == "INT"     ? ", expected an integer in its range"
+           : type == "UINT"  ? ", expected an integer from 0"
+           : type == "FLOAT" ? ", expected a number"
+                             : "";
+  }
+  return {};
+}
+
+// A command is missing, or is none that exists: CLI11 would not say which.
+std::string command_missing(const CLI::App& app, const CLI::App& command) {
+  std::string names;
+  for (const CLI::App* known : command.get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + known->get_name();
+  }
+  const std::vector<std::string> given = app.remaining(/*recurse=*/true);
+  return (given.empty() ? "no command was given"
+                        : "there is no command \"" + given.front() + "\"") +
+         ", expected one of: " + names;
+}
+
+int parse_failure(const CLI::App& app, const CLI::ParseError& error) {
+  const CLI::App& command = named_command(app);
+  std::string what = error.what();
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    what += expected_number(command, what);
+  } else if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr &&
+             command.get_require_subcommand_min() > 0) {
+    what = command_missing(app, command);
+  }
+  return report(invalid_argument(what + " (see " + full_name(command) + " --help)"));
+}
+
+// Output that could not be written is a failure of the work.
+int finish(int exit_code) {
+  errno = 0;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    const std::string reason = errno == 0 ? "" : ": " + std::generic_category().message(errno);
+    return report(io_error("the output could not be written" + reason));
+  }
+  return exit_code;
+}
+
+int run(int argc, char** argv) {
   CLI::App app{
       "Lacuna: sparse MLA attention for DeepSeek-V3.2 and GLM-5.x, as an engine and its tools."};
   app.name("lacuna");
@@ -13,24 +81,36 @@ int main(int argc, char** argv) {
   app.footer(
       "Each command has its own --help. Exit codes: 0 done, 1 the work failed, 2 the command line "
       "is wrong.");
-  lacuna::cli::Action action;
-  lacuna::cli::add_generate(app, action);
-  lacuna::cli::add_eval(app, action);
-  lacuna::cli::add_demo(app, action);
-  lacuna::cli::add_info(app, action);
-  lacuna::cli::add_logits(app, action);
-  lacuna::cli::add_bench(app, action);
+  Action action;
+  add_generate(app, action);
+  add_eval(app, action);
+  add_demo(app, action);
+  add_info(app, action);
+  add_logits(app, action);
+  add_bench(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
-    return app.exit(help);
+    return finish(app.exit(help));
   } catch (const CLI::CallForAllHelp& help) {
-    return app.exit(help);
+    return finish(app.exit(help));
   } catch (const CLI::CallForVersion& version) {
-    return app.exit(version);
+    return finish(app.exit(version));
   } catch (const CLI::ParseError& error) {
-    std::fprintf(stderr, "lacuna: %s (see lacuna --help)\n", error.what());
-    return 2;
+    return parse_failure(app, error);
   }
-  return action();
+  return finish(action());
+}
+
+}  // namespace
+}  // namespace lacuna::cli
+
+int main(int argc, char** argv) {
+  // The library does not throw; the standard library and fmt may, when memory or the disk is full.
+  try {
+    return lacuna::cli::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lacuna: %s\n", error.what());
+    return 1;
+  }
 }
