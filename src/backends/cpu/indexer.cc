@@ -173,7 +173,8 @@ void gather_keys(const IndexLogitsArgs& args, int64_t request, int64_t begin, in
   const int64_t chunk_floats = kScoreKeys * kScoreDims;
   const bool paged = !args.block_table.empty();
   const int64_t requests = paged ? args.block_table.shape[0] : args.key_starts.shape[0];
-  const bool known = request >= 0 && request < requests;
+  // An empty cache may have no block size to divide by.
+  const bool known = request >= 0 && request < requests && kv.num_blocks > 0;
   const float stored_scale = kv.latent_scale == nullptr ? 1.0f : *kv.latent_scale;
   for (int64_t j = 0; j < count; ++j) {
     const int64_t position = begin + j;
