@@ -729,13 +729,19 @@ Status top_k(const TopKArgs& args, const DeviceInfo& device, const Launch& launc
 
 constexpr int64_t kLogitsBytes = int64_t{256} << 20;
 
-// Key columns (pools) that rows may see.
+// Key columns (pools) that rows may see. Lengths are int32, so there are never more than that.
 int64_t columns_max(const SelectKeysArgs& args) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (args.visible_length_max >= 0) {
-    return args.visible_length_max / args.kpool;
+    return std::min(args.visible_length_max, kMost) / args.kpool;
   }
-  return args.block_table.empty() ? args.keys.num_rows()
-                                  : args.block_table.shape[1] * args.keys.block_size;
+  if (args.block_table.empty()) {
+    return std::min(args.keys.num_rows(), kMost);
+  }
+  const int64_t blocks = args.block_table.shape[1];
+  return args.keys.block_size > kMost / std::max<int64_t>(blocks, 1)
+             ? kMost
+             : blocks * args.keys.block_size;
 }
 
 struct SelectKeysScratch {
