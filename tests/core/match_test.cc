@@ -175,6 +175,12 @@ TEST(CheckCache, SaysWhichNumbersDoNotFit) {
        "kv: data, block_stride_bytes 200 and row_bytes 50 must be multiples of 4 in a latent_f32 "
        "cache"},
       {[](KvCacheView& kv) {
+         kv = paged_rows(kv.data, KvLayout::index_fp8(15), 2, 3);
+         kv.block_stride_bytes = 60;
+       },
+       "kv: block_size * dim = 45 leaves the float32 scales of index_fp8 unaligned, expected a "
+       "multiple of 4"},
+      {[](KvCacheView& kv) {
          kv.layout = KvLayout::index_fp8(16);
          kv.row_bytes = 24;
        },
