@@ -333,6 +333,10 @@ std::string Engine::decode(std::span<const int32_t> ids) const {
   return state_->tokenizer.has_value() ? state_->tokenizer->decode(ids) : std::string();
 }
 
+std::string_view Engine::token_bytes(int32_t id) const {
+  return state_->tokenizer.has_value() ? state_->tokenizer->token_bytes(id) : std::string_view();
+}
+
 void Engine::set_tap(Tap tap) { state_->tap = std::move(tap); }
 
 Result<int64_t> Engine::submit(Request request) {
