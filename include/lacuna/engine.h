@@ -37,6 +37,7 @@ struct EngineOptions {
   std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
   SelectionSource selection;
   bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
+  std::string chat_template;    // a Jinja template or a file with one; empty: the model's
   bool profile = false;         // EngineCounters::kernel_seconds
   bool force_mqa = false;       // every row takes the sparse MQA lane, whatever routing prefers
 };
@@ -144,6 +145,13 @@ class Engine {
 
   Result<std::vector<int32_t>> encode(std::string_view text) const;
   std::string decode(std::span<const int32_t> ids) const;
+
+  // The prompt's text for a conversation, by the model's chat template. `messages_json` is the list
+  // `messages` of the OpenAI chat API. `options_json`, an object, may hold add_generation_prompt
+  // (default true), continue_final_message, tools and chat_template_kwargs. encode() finds special
+  // tokens in the text; it adds none.
+  Result<std::string> apply_chat_template(std::string_view messages_json,
+                                          std::string_view options_json = {}) const;
 
   // The bytes that one token stands for, perhaps a part of a character.
   std::string_view token_bytes(int32_t id) const;

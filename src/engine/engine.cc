@@ -10,6 +10,7 @@
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
+#include "model/chat_template.h"
 #include "model/deepseek_v32.h"
 
 namespace lacuna {
@@ -119,6 +120,8 @@ struct Engine::State {
   EngineOptions options;
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;
+  // A model without a template runs; the reason is told to who asks for one.
+  Result<ChatTemplate> chat_template = internal_error("chat_template: not loaded");
   OpRunner run;
   BlockPool pool;
   Scheduler scheduler;
@@ -192,6 +195,11 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   }
   auto state = std::make_unique<State>(context, options, std::move(checkpoint),
                                        std::move(tokenizer), static_cast<int32_t>(num_blocks));
+  state->chat_template =
+      ChatTemplate::load(options.model_dir, config.model_type, options.chat_template);
+  if (!state->chat_template.ok() && !options.chat_template.empty()) {
+    return state->chat_template.status();
+  }
   LACUNA_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::load(config, state->checkpoint, options.dtype));
   const Device device = {DeviceKind::kCpu, 0};
@@ -331,6 +339,15 @@ Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
 
 std::string Engine::decode(std::span<const int32_t> ids) const {
   return state_->tokenizer.has_value() ? state_->tokenizer->decode(ids) : std::string();
+}
+
+Result<std::string> Engine::apply_chat_template(std::string_view messages_json,
+                                                std::string_view options_json) const {
+  if (!state_->chat_template.ok()) {
+    return state_->chat_template.status();
+  }
+  LACUNA_ASSIGN_OR_RETURN(const ChatOptions options, parse_chat_options(options_json));
+  return state_->chat_template->render(messages_json, options);
 }
 
 std::string_view Engine::token_bytes(int32_t id) const {
