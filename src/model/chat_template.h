@@ -34,7 +34,7 @@ class ChatTemplate {
                                    const std::string& override_path_or_text = {});
 
   // `messages_json` is a list of objects with role and content. Content may be a list of text
-  // parts, which are joined.
+  // parts, which are joined by newlines.
   Result<std::string> render(std::string_view messages_json, const ChatOptions& options = {}) const;
 
   // The template's text; of an encoder in code its name.
