@@ -122,14 +122,24 @@ void raise_descriptor_limit(int64_t max_connections) {
   }
 }
 
-std::string attention_kernel(const Engine& engine) {
+// A prefill and a decode step, so that the first client finds memory touched; and the names of the
+// kernels that attention took.
+Result<std::string> warm_up(Engine& engine) {
+  Request request;
+  request.prompt.assign(std::min<int64_t>(8, engine.info().max_model_len - 1), 0);
+  request.sampling.max_tokens = 2;
+  request.sampling.ignore_eos = true;
+  LACUNA_RETURN_IF_ERROR(engine.submit(std::move(request)).status());
+  while (engine.has_work()) {
+    LACUNA_RETURN_IF_ERROR(engine.step().status());
+  }
   std::string names;
   for (const auto& [kernel, calls] : engine.counters().kernel_calls) {
     if (kernel.find("mla") != std::string::npos || kernel.find("mha") != std::string::npos) {
       names += (names.empty() ? "" : ", ") + kernel;
     }
   }
-  return names.empty() ? "chosen by the first step" : names;
+  return names;
 }
 
 Status serve(ServeFlags flags) {
@@ -178,7 +188,7 @@ Status serve(ServeFlags flags) {
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
                           make_engine(flags.engine, /*quiet=*/false));
   const EngineInfo info = engine->info();
-  const std::string kernel = attention_kernel(*engine);
+  LACUNA_ASSIGN_OR_RETURN(const std::string kernel, warm_up(*engine));
   signals.arm();
   running->attach(std::move(engine));
   const std::string host = flags.http.host.find(':') == std::string::npos

@@ -26,6 +26,9 @@ std::string_view finish_name(FinishReason reason) {
   return "";
 }
 
+// Nobody reads it; the log does.
+ApiError client_left() { return {499, "The client closed the connection.", "server_error"}; }
+
 ApiError shutting_down() {
   return {503, "The server is shutting down.", "server_error", "", "shutting_down"};
 }
@@ -237,13 +240,18 @@ std::optional<Job::News> Generation::next_news(const std::function<bool()>& clie
                           "server_error", "", "timeout"};
       return std::nullopt;
     }
+    // Also while events come: an answer that nobody will read is not worth computing.
+    if (!news.ended && client_gone()) {
+      failure_ = client_left();
+      return std::nullopt;
+    }
     const bool newly_accepted = news.accepted && !accepted_;
     accepted_ = news.accepted;
     if (newly_accepted || news.ended || !news.events.empty()) {
       return news;
     }
-    if (client_gone() || (on_silence && !on_silence())) {
-      failure_ = ApiError{499, "The client closed the connection.", "server_error"};
+    if (on_silence && !on_silence()) {
+      failure_ = client_left();
       return std::nullopt;
     }
   }
@@ -452,7 +460,7 @@ void Generation::stream(const StreamWriter& write, const std::function<bool()>& 
     on_silence();
   }
   if (!writable) {
-    failure_ = ApiError{499, "The client closed the connection.", "server_error"};
+    failure_ = client_left();
     return;
   }
   if (failure_.has_value()) {

@@ -160,6 +160,21 @@ struct CurrentRequest {
 };
 thread_local CurrentRequest current;
 
+// Lets a client read the last reply although it is still sending: closing with unread bytes would
+// reset the connection.
+void linger(int fd) {
+  shutdown(fd, SHUT_WR);
+  std::array<char, 16384> rest;
+  const Clock::time_point deadline = after(1);
+  pollfd poller = {fd, POLLIN, 0};
+  while (Clock::now() < deadline && poll(&poller, 1, milliseconds_until(deadline)) > 0) {
+    const ssize_t got = recv(fd, rest.data(), rest.size(), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
+      return;
+    }
+  }
+}
+
 bool has_body(const httplib::Request& request) {
   return request.has_header("Transfer-Encoding") ||
          (request.has_header("Content-Length") &&
@@ -270,8 +285,8 @@ class HttpServer::Core : public httplib::Server {
         });
   }
 
-  // False: the connection is to be closed.
-  bool serve_one(SocketStream& stream, bool last) {
+  // False: the connection is to be closed. `has_rest`: bytes of the request are yet unread.
+  bool serve_one(SocketStream& stream, bool last, bool* has_rest) {
     current = {.stream = &stream};
     bool closed = false;
     bool written = false;
@@ -281,6 +296,7 @@ class HttpServer::Core : public httplib::Server {
       // From outside of a handler: memory is short. The connection is dropped.
     }
     const bool keep = written && !closed && !last && !current.close_after;
+    *has_rest = current.close_after;
     current = {};
     return keep;
   }
@@ -442,6 +458,7 @@ void HttpServer::accept_one() {
 
 void HttpServer::serve(Connection& connection) {
   const int fd = connection.fd;
+  bool has_rest = false;
   {
     auto stream = std::make_unique<SocketStream>(fd, options_.write_timeout_seconds);
     for (;;) {
@@ -455,22 +472,13 @@ void HttpServer::serve(Connection& connection) {
       }
       stream->begin_request(options_.read_timeout_seconds,
                             options_.max_request_bytes + kHeaderBytesMax);
-      if (!core_->serve_one(*stream, /*last=*/stopping_)) {
+      if (!core_->serve_one(*stream, /*last=*/stopping_, &has_rest)) {
         break;
       }
     }
   }
-  // Lets the client read the last reply although it may still be sending: closing now would reset
-  // the connection.
-  shutdown(fd, SHUT_WR);
-  std::array<char, 16384> rest;
-  const Clock::time_point deadline = after(1);
-  pollfd poller = {fd, POLLIN, 0};
-  while (Clock::now() < deadline && poll(&poller, 1, milliseconds_until(deadline)) > 0) {
-    const ssize_t got = recv(fd, rest.data(), rest.size(), MSG_DONTWAIT);
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) {
-      break;
-    }
+  if (has_rest) {
+    linger(fd);
   }
   const std::lock_guard lock(mutex_);
   ::close(fd);
