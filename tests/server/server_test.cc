@@ -468,6 +468,14 @@ TEST_F(ServerTest, RequestsAndTheirSelectionCanBeSeen) {
                "layer");
 }
 
+TEST_F(ServerTest, ACommonPrefixIsReported) {
+  const Json body = completion({{"prompt", "cached: " + letters(300)}});
+  EXPECT_EQ(post("/v1/completions", body).json()["usage"]["prompt_tokens_details"]["cached_tokens"],
+            0);
+  EXPECT_GE(post("/v1/completions", body).json()["usage"]["prompt_tokens_details"]["cached_tokens"],
+            256);
+}
+
 TEST_F(ServerTest, MetricsCount) {
   post("/v1/completions", completion());
   for (const char* name :
@@ -555,11 +563,28 @@ TEST(ServerLimits, QueueAndRequestTime) {
   EXPECT_EQ(second.error()["code"], "queue_full");
   EXPECT_TRUE(second.headers.contains("retry-after"));
   std::string rest;
-  for (std::string bytes = first.read_some();
-       !bytes.empty() && rest.find("[DONE]") == std::string::npos; bytes = first.read_some(2000)) {
+  while (rest.find("[DONE]") == std::string::npos) {
+    const std::string bytes = first.read_some();
+    ASSERT_FALSE(bytes.empty());
     rest += bytes;
   }
   EXPECT_NE(rest.find("\"code\":\"timeout\""), std::string::npos);
+}
+
+TEST(ServerLimits, AClientThatDoesNotReadIsCutOff) {
+  ServerOptions options = test_options();
+  options.http.write_timeout_seconds = 0.3;
+  const std::unique_ptr<Server> server = start(options);
+  const int port = server->port();
+  Client lazy(port);
+  lazy.send_request("POST", "/v1/completions",
+                    R"({"prompt":"a","n":8,"max_tokens":1000,"ignore_eos":true,"stream":true,)"
+                    R"("logprobs":20})");
+  ASSERT_FALSE(lazy.read_some().empty());
+  EXPECT_EQ(call(port, "POST", "/v1/completions", R"({"prompt":"a","max_tokens":2})").status, 200);
+  EXPECT_TRUE(soon([&] { return metric(port, "num_requests_running") == 0; }));
+  EXPECT_GT(
+      metric(port, "request_success_total{model_name=\"dsa-nano\",finished_reason=\"abort\"}"), 0);
 }
 
 TEST(ServerDrain, RunningRequestsFinish) {
