@@ -87,7 +87,6 @@ class SamplerTest : public ::testing::Test {
     sampler_.clear();
     for (const auto& [params, position] : rows) {
       Request request;
-      request.prompt = {0};
       request.sampling = params;
       Sequence sequence(1, request, std::nullopt, &pool_, 16);
       // The token to draw goes to `position`; what stands before is of no concern to a row without
