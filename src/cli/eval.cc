@@ -168,6 +168,7 @@ Result<int> evaluate(const EvalFlags& flags) {
           .string();
   result["data"] = std::filesystem::path(data).filename().string();
   result["every"] = flags.every;
+  result["device"] = engine->info().device;
   result["dtype"] = engine->info().dtype;
   result["kv_format"] = engine->info().kv_format;
   result["index_format"] = engine->info().index_format;

@@ -156,6 +156,11 @@ Status check_cache(const KvCacheView& kv, const char* name) {
         who + ": block_stride_bytes " + std::to_string(kv.block_stride_bytes) +
         " is less than block_size * row_bytes = " + std::to_string(kv.block_size * kv.row_bytes));
   }
+  if (kv.layout.format == KvFormat::kIndexFp8 && (kv.block_size * kv.layout.latent) % 4 != 0) {
+    return invalid_argument(
+        who + ": block_size * dim = " + std::to_string(kv.block_size * kv.layout.latent) +
+        " leaves the float32 scales of index_fp8 unaligned, expected a multiple of 4");
+  }
   return ok_status();
 }
 

@@ -72,12 +72,6 @@ Status Op<AppendIndexKeysArgs>::validate(const AppendIndexKeysArgs& args) {
     return invalid_argument("kv: layout " + std::string(kv_format_name(layout.format)) +
                             ", expected index_f32, index_bf16 or index_fp8");
   }
-  if (layout.format == KvFormat::kIndexFp8 && (args.kv.block_size * layout.latent) % 4 != 0) {
-    return invalid_argument(
-        "kv: block_size * dim = " + std::to_string(args.kv.block_size * layout.latent) +
-        " leaves the float32 scales of index_fp8 unaligned, expected a "
-        "multiple of 4");
-  }
   Dim rows("T"), dim("dim", layout.latent, "kv.layout");
   LACUNA_RETURN_IF_ERROR(match(args.keys, "keys")
                              .shape({&rows, &dim})

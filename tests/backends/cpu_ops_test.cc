@@ -498,6 +498,33 @@ TEST(CpuHeadLinear, MultipliesEachHeadByItsMatrix) {
   }
 }
 
+// ---- Indexer ----
+
+// A cache of no blocks may have no block size either: nothing may divide by it.
+TEST(CpuIndexLogits, ScoresNothingInACacheWithoutBlocks) {
+  BufferSet buffers(cpu_device());
+  TestTensor zero = buffers.ints("zero", {0});
+  TestTensor one = buffers.ints("one", {1});
+  TestTensor table = buffers.tensor("table", Role::kInput, kI32, {1, 1});
+  table.fill([] { return 0; });
+  TestTensor q = buffers.tensor("q", Role::kInput, kF32, {1, 2, 16});
+  q.fill([] { return 1; });
+  TestTensor weights = buffers.tensor("weights", Role::kInput, kF32, {1, 2});
+  weights.fill([] { return 1; });
+  TestTensor logits = buffers.tensor("logits", Role::kOutput, kF32, {1, 3});
+  run_everywhere(buffers,
+                 IndexLogitsArgs{.q = q.view(Side::kDevice),
+                                 .head_weights = weights.view(Side::kDevice),
+                                 .keys = paged_rows(nullptr, KvLayout::index_f32(16), 0, 0),
+                                 .request_ids = zero.view(Side::kDevice),
+                                 .visible_lengths = one.view(Side::kDevice),
+                                 .block_table = table.view(Side::kDevice),
+                                 .logits = logits.view(Side::kDevice)});
+  for (int64_t j = 0; j < 3; ++j) {
+    EXPECT_EQ(element(logits.result(), 0, j), -kInf);
+  }
+}
+
 // ---- Experts ----
 
 struct RouteCase {

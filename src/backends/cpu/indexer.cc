@@ -173,7 +173,8 @@ void gather_keys(const IndexLogitsArgs& args, int64_t request, int64_t begin, in
   const int64_t chunk_floats = kScoreKeys * kScoreDims;
   const bool paged = !args.block_table.empty();
   const int64_t requests = paged ? args.block_table.shape[0] : args.key_starts.shape[0];
-  const bool known = request >= 0 && request < requests;
+  // An empty cache may have no block size to divide by.
+  const bool known = request >= 0 && request < requests && kv.num_blocks > 0;
   const float stored_scale = kv.latent_scale == nullptr ? 1.0f : *kv.latent_scale;
   for (int64_t j = 0; j < count; ++j) {
     const int64_t position = begin + j;
@@ -728,13 +729,19 @@ Status top_k(const TopKArgs& args, const DeviceInfo& device, const Launch& launc
 
 constexpr int64_t kLogitsBytes = int64_t{256} << 20;
 
-// Key columns (pools) that rows may see.
+// Key columns (pools) that rows may see. Lengths are int32, so there are never more than that.
 int64_t columns_max(const SelectKeysArgs& args) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   if (args.visible_length_max >= 0) {
-    return args.visible_length_max / args.kpool;
+    return std::min(args.visible_length_max, kMost) / args.kpool;
   }
-  return args.block_table.empty() ? args.keys.num_rows()
-                                  : args.block_table.shape[1] * args.keys.block_size;
+  if (args.block_table.empty()) {
+    return std::min(args.keys.num_rows(), kMost);
+  }
+  const int64_t blocks = args.block_table.shape[1];
+  return args.keys.block_size > kMost / std::max<int64_t>(blocks, 1)
+             ? kMost
+             : blocks * args.keys.block_size;
 }
 
 struct SelectKeysScratch {
