@@ -8,6 +8,7 @@
 #include <ctime>
 #include <random>
 
+#include "server/binary_hash.h"
 #include "server/page_files.h"
 
 namespace lacuna::server {
@@ -143,6 +144,25 @@ std::optional<HttpReply> Api::admit(const HttpCall& call) const {
     return error_reply({415, fmt::format("Content-Encoding: {} is not accepted.", coding)});
   }
   return std::nullopt;
+}
+
+HttpReply Api::version() const {
+  OrderedJson json;
+  json["version"] = options_.version;
+  json["binary_hash"] = binary_hash();
+  if (const EngineLoop* engine_loop = loop()) {
+    const EngineInfo& info = engine_loop->engine().info();
+    json["device"] = info.device;
+    json["dtype"] = info.dtype;
+    json["kv_format"] = info.kv_format;
+    json["index_format"] = info.index_format;
+    json["vocab_size"] = info.vocab_size;
+    json["kernels"] = OrderedJson::array();
+    for (const auto& [kernel, calls] : engine_loop->load().counters.kernel_calls) {
+      json["kernels"].push_back(kernel);
+    }
+  }
+  return json_reply(json);
 }
 
 HttpReply Api::models(std::string_view id) const {
@@ -342,10 +362,7 @@ HttpReply Api::handle(const HttpCall& call) {
   };
   const Route routes[] = {
       {"/health", true, true, [] { return HttpReply{.content_type = "text/plain"}; }},
-      {"/version", true, false,
-       [&] {
-         return json_reply({{"version", options_.version}});
-       }},
+      {"/version", true, false, [&] { return version(); }},
       {"/metrics", true, false, [&] { return metrics_text(); }},
       {"/v1/models", true, true, [&] { return models(""); }},
       {kRequestsPath, true, true,

@@ -58,6 +58,7 @@ class Api {
  private:
   EngineLoop* loop() const { return ready_ ? loop_.get() : nullptr; }
   std::optional<ApiError> check_model(const std::string& name) const;
+  HttpReply version() const;
   HttpReply models(std::string_view id) const;
   HttpReply tokenize(const HttpCall& call);
   HttpReply detokenize(const HttpCall& call);

@@ -95,9 +95,9 @@ void EngineLoop::cancel_all() {
 EngineLoad EngineLoop::load() const {
   const std::lock_guard lock(mutex_);
   EngineLoad load = load_;
-  for (const std::shared_ptr<Job>& job : incoming_) {
-    load.num_waiting += static_cast<int64_t>(job->requests_.size());
-  }
+  // Those that came or went since the last step count already.
+  load.num_running = std::min(load.num_running, num_sequences_);
+  load.num_waiting = num_sequences_ - load.num_running;
   return load;
 }
 
@@ -154,18 +154,21 @@ void EngineLoop::work() {
         fail_all(events.status());
       }
     }
-    EngineLoad load;
-    load.counters = engine_->counters();
-    for (const auto& [id, live] : live_) {
-      ++(live.times.scheduled >= 0 ? load.num_running : load.num_waiting);
-    }
-    const std::lock_guard lock(mutex_);
-    load_ = std::move(load);
+    publish_load();
   }
 }
 
+void EngineLoop::publish_load() {
+  EngineLoad load;
+  load.counters = engine_->counters();
+  for (const auto& [id, live] : live_) {
+    load.num_running += live.times.scheduled >= 0 ? 1 : 0;
+  }
+  const std::lock_guard lock(mutex_);
+  load_ = std::move(load);
+}
+
 void EngineLoop::start_job(const std::shared_ptr<Job>& job) {
-  // load() reads requests_ of queued jobs only; this one no longer is.
   std::vector<Request> requests = std::move(job->requests_);
   const int64_t count = static_cast<int64_t>(requests.size());
   Status error;

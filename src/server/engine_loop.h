@@ -97,6 +97,7 @@ class EngineLoop {
   void cancel_sequences(Job& job);
   void deliver(TokenEvent event);
   void fail_all(const Status& status);
+  void publish_load();
 
   std::unique_ptr<Engine> engine_;
   const EngineLoopOptions options_;

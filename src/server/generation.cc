@@ -113,7 +113,7 @@ std::optional<ApiError> Generation::read_prompts() {
 
 std::optional<ApiError> Generation::check_lengths() {
   constexpr int64_t kDefaultMaxTokens = 16;  // of completions, as in the OpenAI API
-  constexpr int64_t kSelectionBytesMax = int64_t{256} << 20;
+  constexpr int64_t kSelectionBytesMax = int64_t{64} << 20;
   const char* name = request_.chat ? "messages" : "prompt";
   const EngineInfo& info = loop_->engine().info();
   const int64_t context = std::min(info.max_model_len, info.kv_cache_tokens);

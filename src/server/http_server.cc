@@ -228,6 +228,7 @@ class HttpServer::Core : public httplib::Server {
           current.close_after ||
           ((request.method == "GET" || request.method == "HEAD") && has_body(request));
       HttpCall call = to_call(request);
+      // The request is httplib's local variable; nobody reads its body after the handler.
       call.body = std::move(const_cast<httplib::Request&>(request).body);
       apply(call, api_->handle(call), request, response);
     };

@@ -43,7 +43,7 @@ class RequestLog {
  public:
   static constexpr size_t kRequestsMax = 32;
   static constexpr size_t kStepsMax = 4096;                          // of one request
-  static constexpr int64_t kSelectionBytesMax = int64_t{512} << 20;  // of all of them
+  static constexpr int64_t kSelectionBytesMax = int64_t{256} << 20;  // of all of them
 
   // The handle is the writer's until finish().
   std::shared_ptr<LoggedRequest> begin(LoggedRequest request);

@@ -135,6 +135,7 @@ TEST_F(ServerTest, SmallEndpoints) {
 
 TEST_F(ServerTest, WrongPathsAndMethods) {
   expect_error(call(port(), "GET", "/nothing"), 404, "");
+  expect_error(call(port(), "GET", "/" + std::string(8000, 'a')), 404, "");
   expect_error(call(port(), "GET", "/v1/completions"), 405, "");
   expect_error(call(port(), "POST", "/health"), 405, "");
   expect_error(call(port(), "DELETE", "/v1/models"), 405, "");

@@ -1,69 +1,61 @@
-// One prompt to /v1/completions, the answer as it comes.
-'use strict';
-const byId = (id) => document.getElementById(id);
-let running = null;
+// The two views and the keys that work in both.
+import {byId, getJson} from './api.js';
+import {showRequest, showRequests} from './attention.js';
+import {offerExamples, setUpChat, stop} from './chat.js';
 
-async function complete(prompt) {
-  const headers = {'Content-Type': 'application/json'};
-  if (byId('key').value) {
-    headers.Authorization = 'Bearer ' + byId('key').value;
+const VIEWS = ['chat', 'attention'];
+
+// The address after # is the state: "chat", "attention" or "attention/ID".
+function route() {
+  const [name, id] = location.hash.slice(1).split('/');
+  const view = VIEWS.includes(name) ? name : 'chat';
+  for (const other of VIEWS) {
+    const tab = byId('tab-' + other);
+    tab.setAttribute('aria-selected', String(other === view));
+    tab.tabIndex = other === view ? 0 : -1;
+    byId('view-' + other).hidden = other !== view;
   }
-  const response = await fetch('v1/completions', {
-    method: 'POST',
-    headers,
-    signal: running.signal,
-    body: JSON.stringify({
-      prompt,
-      max_tokens: Number(byId('max-tokens').value),
-      temperature: Number(byId('temperature').value),
-      stream: true,
-      stream_options: {include_usage: true},
-    }),
-  });
-  if (!response.ok) {
-    throw new Error((await response.json()).error.message);
-  }
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = '';
-  for (;;) {
-    const {value, done} = await reader.read();
-    if (done) {
-      return;
-    }
-    const lines = (rest + value).split('\n');
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith('data: ') || line === 'data: [DONE]') {
-        continue;
-      }
-      const chunk = JSON.parse(line.slice(6));
-      if (chunk.error) {
-        throw new Error(chunk.error.message);
-      }
-      for (const choice of chunk.choices) {
-        byId('answer').textContent += choice.text;
-      }
-      if (chunk.usage) {
-        byId('status').textContent =
-            `${chunk.usage.prompt_tokens} + ${chunk.usage.completion_tokens} tokens`;
-      }
+  if (view === 'attention') {
+    showRequests(id);
+    if (id) {
+      showRequest(id);
     }
   }
 }
 
-byId('form').addEventListener('submit', async (event) => {
-  event.preventDefault();
-  running = new AbortController();
-  byId('answer').textContent = '';
-  byId('status').textContent = '';
-  byId('send').disabled = true;
-  byId('stop').disabled = false;
-  try {
-    await complete(byId('prompt').value);
-  } catch (error) {
-    byId('status').textContent = error.message;
+for (const view of VIEWS) {
+  const tab = byId('tab-' + view);
+  tab.addEventListener('click', () => {
+    location.hash = view;
+  });
+  tab.addEventListener('keydown', (event) => {
+    if (event.key === 'ArrowLeft' || event.key === 'ArrowRight') {
+      const other = VIEWS[(VIEWS.indexOf(view) + 1) % VIEWS.length];
+      location.hash = other;
+      byId('tab-' + other).focus();
+    }
+  });
+}
+addEventListener('hashchange', route);
+document.addEventListener('keydown', (event) => {
+  if (event.key === 'Escape') {
+    stop();
   }
-  byId('send').disabled = false;
-  byId('stop').disabled = true;
 });
-byId('stop').addEventListener('click', () => running.abort());
+
+// Asks again until the model is loaded: /v1/models is 503 before.
+async function nameModel() {
+  try {
+    const {data} = await getJson('v1/models');
+    byId('model').textContent = `${data[0].id}, context ${data[0].max_model_len}`;
+    offerExamples(data.some((model) => model.id.endsWith('dsa-nano')));
+  } catch (error) {
+    byId('model').textContent = error.message;
+    setTimeout(nameModel, 1000);
+  }
+}
+
+setUpChat();
+route();
+nameModel();
+byId('key').addEventListener('change', nameModel);
