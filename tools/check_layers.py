@@ -59,7 +59,7 @@ ROOMS = {
 
 # Room -> the foreign headers it may include. The standard library, whose headers have no dot, is
 # everybody's; headers of C and of the operating system are for whoever touches files or threads.
-OS = r"(sys/|linux/)?[a-z]+\.h"
+OS = r"(sys/|linux/|netinet/|arpa/)?[a-z]+\.h"
 FOREIGN = {
     "include/lacuna": r"(?!)",
     "src/core": OS,

@@ -27,11 +27,17 @@ struct EngineOptions {
   std::string index_cache_dtype = "auto";  // auto (= dtype), bfloat16, float32, fp8
   int64_t max_model_len = 0;               // 0: max_position_embeddings
   int64_t max_num_batched_tokens = 1024;   // rows of a step; longer prompts are prefilled in chunks
+  int64_t max_num_seqs = 1;                // sequences that run at a time
   int64_t block_size = 64;
-  int64_t kv_cache_tokens = 0;                              // 0: max_model_len
+  int64_t kv_cache_tokens = 0;  // 0: what kv_cache_memory_bytes holds
+  int64_t kv_cache_memory_bytes =
+      0;  // 0: room for max_num_seqs sequences of max_model_len, at most 4 GiB
+  bool enable_prefix_caching = true;
+  uint64_t prefix_salt = 0;                                 // part of every block's hash
   std::map<std::string, std::string, std::less<>> kernels;  // operation -> kernel forced by name
   SelectionSource selection;
   bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
+  std::string chat_template;    // a Jinja template or a file with one; empty: the model's
   bool profile = false;         // EngineCounters::kernel_seconds
   bool force_mqa = false;       // every row takes the sparse MQA lane, whatever routing prefers
 };
@@ -39,8 +45,10 @@ struct EngineOptions {
 struct Request {
   std::vector<int32_t> prompt;
   SamplingParams sampling;
-  bool prompt_logprobs = false;   // see RequestRecord
-  bool record_selection = false;  // see RequestRecord
+  int priority = 0;                 // lower runs first; equal ones in order of arrival
+  bool prompt_logprobs = false;     // see RequestRecord
+  int32_t prompt_top_logprobs = 0;  // most likely tokens to record with each prompt token, 0..20
+  bool record_selection = false;    // see RequestRecord
   // Teacher forcing: the i-th generated token is forced_tokens[i] whatever was sampled (its logprob
   // is reported).
   std::vector<int32_t> forced_tokens;
@@ -58,6 +66,8 @@ struct StepInfo {
   int64_t keys_read = 0;
   int64_t keys_visible = 0;
   bool decode = false;
+  int64_t cached_tokens =
+      0;  // prompt tokens that the prefix cache held, in the request's first step
   double seconds = 0;
 };
 
@@ -66,7 +76,9 @@ struct TokenEvent {
   int64_t request_id = 0;
   int32_t token_id = -1;
   float logprob = 0;  // of the token, before temperature and filters
-  std::string text;   // what may be shown now; text that might begin a stop string is held back
+  std::vector<TokenLogprob>
+      top_logprobs;  // SamplingParams::top_logprobs of them, most likely first
+  std::string text;  // what may be shown now; text that might begin a stop string is held back
   FinishReason finish = FinishReason::kNone;
   StepInfo step;
 };
@@ -75,6 +87,8 @@ struct TokenEvent {
 struct RequestRecord {
   // log p(prompt[i + 1] | prompt[0..i]), prompt length - 1 entries.
   std::vector<float> prompt_logprobs;
+  // Request::prompt_top_logprobs alternatives for each of them, most likely first.
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;
   // Leader layer -> [rows, index_topk], one row for each prompt and decode row in order: positions
   // ascending, -1 tail. Rows of the dense MHA lane read every visible key and are recorded as -1
   // only.
@@ -106,6 +120,15 @@ struct EngineCounters {
   std::array<int64_t, kNumRowLanes> rows_by_lane = {};
   int64_t keys_read = 0;     // a layer
   int64_t keys_visible = 0;  // a layer
+  int64_t num_running = 0;
+  int64_t num_waiting = 0;
+  int64_t num_preemptions = 0;
+  int64_t blocks_total = 0;
+  int64_t blocks_used = 0;     // by running sequences; cached blocks that nobody uses count as free
+  int64_t prefix_queries = 0;  // tokens looked up
+  int64_t prefix_hits = 0;     // tokens found
+  double schedule_seconds = 0;  // scheduler's and planner's own time
+  double step_seconds = 0;
   std::map<std::string, int64_t, std::less<>> kernel_calls;
   std::map<std::string, double, std::less<>> kernel_seconds;  // with EngineOptions::profile
 };
@@ -123,7 +146,17 @@ class Engine {
   Result<std::vector<int32_t>> encode(std::string_view text) const;
   std::string decode(std::span<const int32_t> ids) const;
 
-  // Queues a request; requests run one at a time in order of arrival. The id names it in events.
+  // The prompt's text for a conversation, by the model's chat template. `messages_json` is the list
+  // `messages` of the OpenAI chat API. `options_json`, an object, may hold add_generation_prompt
+  // (default true), continue_final_message, tools and chat_template_kwargs. encode() finds special
+  // tokens in the text; it adds none.
+  Result<std::string> apply_chat_template(std::string_view messages_json,
+                                          std::string_view options_json = {}) const;
+
+  // The bytes that one token stands for, perhaps a part of a character.
+  std::string_view token_bytes(int32_t id) const;
+
+  // Queues a request. The id names it in events.
   Result<int64_t> submit(Request request);
   // Stops a request; its next event (from step) has kCancelled. An unknown or finished id is
   // ignored.

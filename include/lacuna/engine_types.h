@@ -20,9 +20,25 @@ struct SamplingParams {
   double min_p = 0;        // [0, 1]; 0: off
   uint64_t seed = 0;       // samples depend on (seed, position) alone, not on batching
   int64_t max_tokens = 128;
+  int64_t min_tokens = 0;               // no end-of-sequence or stop token before
   std::vector<std::string> stop;        // text that ends the answer; not part of it
   std::vector<int32_t> stop_token_ids;  // besides the model's end-of-sequence ids
+  bool include_stop_in_text = false;
   bool ignore_eos = false;
+  bool skip_special_tokens = true;  // in text
+  // Before temperature, as the OpenAI API defines them: of tokens generated so far, presence once
+  // and frequency times the count are subtracted; repetition (1: off) divides positive and
+  // multiplies negative logits of tokens in prompt or answer; bias is added.
+  double presence_penalty = 0;    // [-2, 2]
+  double frequency_penalty = 0;   // [-2, 2]
+  double repetition_penalty = 1;  // > 0
+  std::map<int32_t, float> logit_bias;
+  int32_t top_logprobs = 0;  // most likely tokens to report with each token, 0..20
+};
+
+struct TokenLogprob {
+  int32_t token_id = -1;
+  float logprob = 0;
 };
 
 // Where the lists of attended keys come from. Everything but kIndexer is a tool of tests and

@@ -17,6 +17,7 @@ void add_eval(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_logits(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_serve(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
 
 }  // namespace lacuna::cli

@@ -54,6 +54,20 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
   }
 }
 
+void add_serving_flags(CLI::App& command, EngineFlags& flags) {
+  command
+      .add_option("--max-num-seqs,--max-running-requests", flags.max_num_seqs,
+                  "Sequences that run at a time")
+      ->capture_default_str();
+  command.add_option(
+      "--kv-cache-memory-bytes", flags.kv_cache_memory_bytes,
+      "Memory of the caches; default: room for max-num-seqs contexts, at most 4 GiB");
+  command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching,!--disable-radix-cache",
+                   flags.enable_prefix_caching, "Keep and reuse the cache of common prefixes");
+  command.add_option("--chat-template", flags.chat_template,
+                     "A Jinja template or a file with one; default: the model's");
+}
+
 std::string default_model_dir() {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -93,6 +107,10 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
   options.max_model_len = flags.max_model_len;
   options.max_num_batched_tokens = flags.max_num_batched_tokens;
   options.block_size = flags.block_size;
+  options.max_num_seqs = flags.max_num_seqs;
+  options.kv_cache_memory_bytes = flags.kv_cache_memory_bytes;
+  options.enable_prefix_caching = flags.enable_prefix_caching;
+  options.chat_template = flags.chat_template;
   options.force_mqa = flags.force_mqa;
   options.profile = flags.profile;
   for (const std::string& kernel : flags.kernels) {

@@ -21,6 +21,10 @@ struct EngineFlags {
   int64_t max_model_len = 0;
   int64_t max_num_batched_tokens = 1024;
   int64_t block_size = 64;
+  int64_t max_num_seqs = 1;
+  int64_t kv_cache_memory_bytes = 0;
+  bool enable_prefix_caching = true;
+  std::string chat_template;
   int threads = 0;
   std::vector<std::string> kernels;
   std::string selection = "indexer";
@@ -30,6 +34,9 @@ struct EngineFlags {
 
 // `selection`: offer --selection, the deliberate mistakes (evaluation only).
 void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection = false);
+
+// Flags of an engine that serves several requests; besides add_engine_flags.
+void add_serving_flags(CLI::App& command, EngineFlags& flags);
 
 // The folder of the model that ships with the project; empty when it is not found.
 std::string default_model_dir();

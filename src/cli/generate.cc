@@ -7,6 +7,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -22,6 +23,8 @@ struct GenerateFlags {
   std::string prompt;
   std::string prompt_file;
   std::string tokens;
+  bool chat = false;
+  std::string system;
   SamplingParams sampling;
   bool quiet = false;
 };
@@ -38,6 +41,35 @@ Result<std::string> read_prompt(const GenerateFlags& flags) {
   return flags.prompt;
 }
 
+// Where the prompt came from, for messages.
+std::string prompt_source(const GenerateFlags& flags) {
+  const std::string& file = flags.prompt_file;
+  return file.empty() ? "--prompt" : file == "-" ? "stdin" : file;
+}
+
+// The ids of `text`; an error names `source`.
+Result<std::vector<int32_t>> encode(const Engine& engine, std::string_view text,
+                                    const std::string& source) {
+  Result<std::vector<int32_t>> ids = engine.encode(text);
+  if (!ids.ok()) {
+    return Status(ids.status().code(), source + ": " + ids.status().message());
+  }
+  return ids;
+}
+
+// One turn, rendered through the model's chat template.
+Result<std::vector<int32_t>> encode_chat(const Engine& engine, const GenerateFlags& flags,
+                                         const std::string& prompt) {
+  nlohmann::json messages = nlohmann::json::array();
+  if (!flags.system.empty()) {
+    LACUNA_RETURN_IF_ERROR(encode(engine, flags.system, "--system").status());  // is it UTF-8?
+    messages.push_back({{"role", "system"}, {"content", flags.system}});
+  }
+  messages.push_back({{"role", "user"}, {"content", prompt}});
+  LACUNA_ASSIGN_OR_RETURN(const std::string text, engine.apply_chat_template(messages.dump()));
+  return engine.encode(text);
+}
+
 Status generate(const GenerateFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(const std::string prompt, read_prompt(flags));
   const bool by_tokens = !flags.tokens.empty();
@@ -48,15 +80,10 @@ Status generate(const GenerateFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
                           make_engine(flags.engine, /*quiet=*/true, by_tokens));
   if (!by_tokens) {
-    Result<std::vector<int32_t>> ids = engine->encode(prompt);
-    if (!ids.ok()) {
-      const std::string& file = flags.prompt_file;
-      return Status(ids.status().code(), (file.empty()  ? "--prompt"
-                                          : file == "-" ? "stdin"
-                                                        : file) +
-                                             ": " + ids.status().message());
+    LACUNA_ASSIGN_OR_RETURN(request.prompt, encode(*engine, prompt, prompt_source(flags)));
+    if (flags.chat) {
+      LACUNA_ASSIGN_OR_RETURN(request.prompt, encode_chat(*engine, flags, prompt));
     }
-    request.prompt = std::move(*ids);
   }
   const int64_t num_prompt = static_cast<int64_t>(request.prompt.size());
   request.sampling = flags.sampling;
@@ -108,9 +135,15 @@ void add_generate(CLI::App& app, Action& action) {
   auto* source = command->add_option_group("prompt", "What to answer");
   source->add_option("-p,--prompt", flags->prompt, "The prompt");
   source->add_option("-f,--prompt-file", flags->prompt_file, "A file with the prompt; - is stdin");
-  source->add_option("--tokens", flags->tokens,
-                     "The prompt as token ids, 1,2,3: no tokenizer is read, the answer is ids too");
+  CLI::Option* tokens =
+      source->add_option("--tokens", flags->tokens,
+                         "The prompt as token ids, 1,2,3: no tokenizer is read, the answer is ids "
+                         "too");
   source->require_option(1);
+  CLI::Option* chat = command->add_flag(
+      "--chat", flags->chat, "The prompt is a question, put in the form of the chat template");
+  chat->excludes(tokens);
+  command->add_option("--system", flags->system, "The system message of --chat")->needs(chat);
   SamplingParams& sampling = flags->sampling;
   command->add_option("-n,--max-tokens", sampling.max_tokens, "Longest answer, in tokens")
       ->capture_default_str();

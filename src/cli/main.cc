@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -72,6 +74,20 @@ int finish(int exit_code) {
   return exit_code;
 }
 
+// The arguments, last first as CLI11 wants them. Short names of two letters, which CLI11 does not
+// have, are what people type at other servers.
+std::vector<std::string> long_names(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = argc - 1; i > 0; --i) {
+    const std::string_view given = argv[i];
+    const bool serves = i > 1 && std::string_view(argv[1]) == "serve";
+    arguments.emplace_back(serves && given == "-tp"   ? "--tensor-parallel-size"
+                           : serves && given == "-np" ? "--max-num-seqs"
+                                                      : given);
+  }
+  return arguments;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "Lacuna: sparse MLA attention for DeepSeek-V3.2 and GLM-5.x, as an engine and its tools."};
@@ -83,13 +99,15 @@ int run(int argc, char** argv) {
       "is wrong.");
   Action action;
   add_generate(app, action);
+  add_serve(app, action);
   add_eval(app, action);
   add_demo(app, action);
   add_info(app, action);
   add_logits(app, action);
   add_bench(app, action);
+  std::vector<std::string> arguments = long_names(argc, argv);
   try {
-    app.parse(argc, argv);
+    app.parse(std::move(arguments));
   } catch (const CLI::CallForHelp& help) {
     return finish(app.exit(help));
   } catch (const CLI::CallForAllHelp& help) {

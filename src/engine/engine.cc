@@ -10,6 +10,7 @@
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
+#include "model/chat_template.h"
 #include "model/deepseek_v32.h"
 
 namespace lacuna {
@@ -64,6 +65,35 @@ Result<KvLayout> index_layout(const ModelConfig& config, const EngineOptions& op
                           "\", expected auto, bfloat16, float32 or fp8");
 }
 
+Result<int64_t> count_blocks(const EngineOptions& options, const PagedKvCacheOptions& cache) {
+  // Without a wish: room for every sequence at full length, but not more than this.
+  constexpr int64_t kDefaultBytesMax = int64_t{4} << 30;
+  const int64_t block_bytes = PagedKvCache::block_bytes(cache);
+  const auto blocks_of = [&](int64_t tokens) {
+    return (tokens + options.block_size - 1) / options.block_size;
+  };
+  int64_t num_blocks = 0;
+  if (options.kv_cache_tokens > 0) {
+    num_blocks = blocks_of(options.kv_cache_tokens);
+  } else if (options.kv_cache_memory_bytes > 0) {
+    num_blocks = options.kv_cache_memory_bytes / block_bytes;
+    if (num_blocks < 1) {
+      return invalid_argument(
+          "kv_cache_memory_bytes: " + std::to_string(options.kv_cache_memory_bytes) +
+          " holds no block, one takes " + std::to_string(block_bytes));
+    }
+  } else {
+    num_blocks =
+        std::min(options.max_num_seqs * blocks_of(options.max_model_len),
+                 std::max(kDefaultBytesMax / block_bytes, blocks_of(options.max_model_len)));
+  }
+  if (num_blocks > INT32_MAX) {
+    return invalid_argument("kv_cache_tokens: " + std::to_string(num_blocks) +
+                            " blocks, expected fewer than 2^31");
+  }
+  return num_blocks;
+}
+
 // A forced kernel must exist, and under the name of its operation.
 Status check_forced_kernels(const Context& context, const ForcedKernels& kernels) {
   for (const auto& [op, kernel] : kernels) {
@@ -94,6 +124,10 @@ Status check_forced_kernels(const Context& context, const ForcedKernels& kernels
   return ok_status();
 }
 
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 }  // namespace
 
 std::string_view row_lane_name(int lane) { return lane_name(static_cast<Lane>(lane)); }
@@ -107,18 +141,27 @@ struct Engine::State {
         tokenizer(std::move(tokenizer_in)),
         run(context, options.kernels),
         pool(num_blocks),
-        scheduler(options.max_num_batched_tokens) {}
+        scheduler({.rows_max = options.max_num_batched_tokens,
+                   .sequences_max = options.max_num_seqs,
+                   .prefix_caching = options.enable_prefix_caching,
+                   .prefix_salt = options.prefix_salt}) {}
 
+  int64_t rows_max() const;  // of a step
   // The largest steps that can come, run in measuring mode.
   Status measure();
+  void measure_batch(int64_t rows, int64_t requests, int64_t seq_len);
   Status forward_step(const std::vector<ScheduledRows>& rows, std::vector<StepInfo>* infos);
-  Status prompt_logprobs(const ScheduledRows& rows);
-  TokenEvent accept_token(Sequence& sequence, int32_t token, float logprob);
+  Status prompt_logprobs(const ScheduledRows& rows, int64_t first_row);
+  Status sample();
+  TokenEvent accept_token(Sequence& sequence, size_t row);
+  void finish(int64_t id);
 
   Context context;
   EngineOptions options;
   Checkpoint checkpoint;
   std::optional<Tokenizer> tokenizer;
+  // A model without a template runs; the reason is told to who asks for one.
+  Result<ChatTemplate> chat_template = internal_error("chat_template: not loaded");
   OpRunner run;
   BlockPool pool;
   Scheduler scheduler;
@@ -139,7 +182,7 @@ struct Engine::State {
   std::vector<StepInfo> infos;
   Batch batch;
   AttentionPlan plan;
-  Sampler sampler;
+  Sampler sampler{{}};
   std::vector<int32_t> row_list;
 };
 
@@ -167,12 +210,14 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
                             ", expected 1 to max_position_embeddings " +
                             std::to_string(config.max_position_embeddings));
   }
-  if (options.kv_cache_tokens == 0) {
-    options.kv_cache_tokens = options.max_model_len;
+  if (options.max_num_seqs < 1 || options.max_num_seqs > 65536) {
+    return invalid_argument("max_num_seqs: " + std::to_string(options.max_num_seqs) +
+                            ", expected 1 to 65536");
   }
-  if (options.kv_cache_tokens < 1) {
-    return invalid_argument("kv_cache_tokens: " + std::to_string(options.kv_cache_tokens) +
-                            ", expected at least 1");
+  if (options.kv_cache_memory_bytes < 0 || options.kv_cache_tokens < 0) {
+    return invalid_argument(
+        "kv_cache_memory_bytes, kv_cache_tokens: " + std::to_string(options.kv_cache_memory_bytes) +
+        ", " + std::to_string(options.kv_cache_tokens) + ", expected 0 (automatic) or a size");
   }
   std::optional<Tokenizer> tokenizer;
   if (!options.skip_tokenizer) {
@@ -184,17 +229,23 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
                             ", config.json's vocab_size is " + std::to_string(config.vocab_size));
   }
   LACUNA_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(options.model_dir));
-  const int64_t num_blocks =
-      (options.kv_cache_tokens + options.block_size - 1) / options.block_size;
-  if (num_blocks > INT32_MAX) {
-    return invalid_argument("kv_cache_tokens: " + std::to_string(options.kv_cache_tokens) +
-                            " needs more than 2^31 blocks");
-  }
+  const Device device = {DeviceKind::kCpu, 0};
+  PagedKvCacheOptions cache_options{.device = device,
+                                    .layer_has_indexer = config.layer_has_indexer,
+                                    .block_size = options.block_size};
+  LACUNA_ASSIGN_OR_RETURN(cache_options.latent_layout, latent_layout(config, options));
+  LACUNA_ASSIGN_OR_RETURN(cache_options.index_layout, index_layout(config, options));
+  LACUNA_ASSIGN_OR_RETURN(const int64_t num_blocks, count_blocks(options, cache_options));
+  cache_options.num_blocks = num_blocks;
   auto state = std::make_unique<State>(context, options, std::move(checkpoint),
                                        std::move(tokenizer), static_cast<int32_t>(num_blocks));
+  state->chat_template =
+      ChatTemplate::load(options.model_dir, config.model_type, options.chat_template);
+  if (!state->chat_template.ok() && !options.chat_template.empty()) {
+    return state->chat_template.status();
+  }
   LACUNA_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::load(config, state->checkpoint, options.dtype));
-  const Device device = {DeviceKind::kCpu, 0};
   const Runtime* runtime = nullptr;
   for (const Backend* backend : context.state().backends) {
     if (backend->device_kind == device.kind) {
@@ -204,29 +255,28 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   }
   LACUNA_CHECK(runtime != nullptr);
 
-  PagedKvCacheOptions cache_options{.device = device,
-                                    .layer_has_indexer = config.layer_has_indexer,
-                                    .num_blocks = num_blocks,
-                                    .block_size = options.block_size};
-  LACUNA_ASSIGN_OR_RETURN(cache_options.latent_layout, latent_layout(config, options));
-  LACUNA_ASSIGN_OR_RETURN(cache_options.index_layout, index_layout(config, options));
   LACUNA_ASSIGN_OR_RETURN(state->cache, PagedKvCache::create(runtime, cache_options));
 
   const bool dense = options.selection.kind == SelectionSource::Kind::kDense;
+  // Prompts that fit index_topk take the dense lane as long as a step's keys fit its buffers: those
+  // of the rows that a step can hold and of one full list beside them.
+  const int64_t dense_keys = std::min(options.max_model_len, config.index_topk);
   state->limits = {.index_topk = config.index_topk,
-                   .mha_keys_max = std::min(options.max_model_len,
-                                            dense ? options.max_model_len : config.index_topk),
+                   .mha_keys_max = dense ? options.max_model_len * options.max_num_seqs
+                                         : std::min(options.max_num_seqs * dense_keys,
+                                                    options.max_num_batched_tokens + dense_keys),
                    .force_mqa = options.force_mqa,
                    .force_dense = dense};
-  const int64_t rows_max = std::min(options.max_num_batched_tokens, options.max_model_len);
-  state->logits_rows_max =
-      std::clamp<int64_t>(kLogitsBytesMax / (4 * config.vocab_size), 1, rows_max);
+  const int64_t rows_max = state->rows_max();
+  state->sampler = Sampler(config.eos_token_ids);
+  state->logits_rows_max = std::clamp<int64_t>(kLogitsBytesMax / (4 * config.vocab_size),
+                                               std::min(rows_max, options.max_num_seqs), rows_max);
   LACUNA_ASSIGN_OR_RETURN(state->model,
                           DeepseekV32::create(context, runtime, config, std::move(weights),
                                               {.device = device,
                                                .dtype = options.dtype,
                                                .rows_max = rows_max,
-                                               .requests_max = 1,
+                                               .requests_max = options.max_num_seqs,
                                                .model_len_max = options.max_model_len,
                                                .logits_rows_max = state->logits_rows_max,
                                                .mha_keys_max = state->limits.mha_keys_max}));
@@ -263,32 +313,29 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   return std::unique_ptr<Engine>(new Engine(std::move(state)));
 }
 
+int64_t Engine::State::rows_max() const {
+  return std::min(options.max_num_batched_tokens, options.max_model_len * options.max_num_seqs);
+}
+
 Status Engine::State::measure() {
   run.set_measuring(true);
   const int64_t model_len = options.max_model_len;
-  const int64_t rows_max = std::min(options.max_num_batched_tokens, model_len);
-  // Kernels may be chosen by the number of rows, so each power of two is asked, at the shortest
-  // context (dense lane) and at the longest (sparse lane).
-  for (int64_t rows = 1;; rows = std::min(2 * rows, rows_max)) {
-    for (const int64_t seq_len :
-         {std::max(rows, std::min(model_len, limits.index_topk)), model_len}) {
-      batch.clear();
-      batch.table_width = (model_len + options.block_size - 1) / options.block_size;
-      batch.block_table.assign(batch.table_width, 0);
-      batch.query_starts = {0, static_cast<int32_t>(rows)};
-      batch.seq_lens = {static_cast<int32_t>(seq_len)};
-      batch.num_decodes = rows == 1 && seq_len == model_len ? 1 : 0;
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t position = seq_len - rows + i;
-        batch.token_ids.push_back(0);
-        batch.positions.push_back(static_cast<int32_t>(position));
-        batch.visible_lengths.push_back(static_cast<int32_t>(position + 1));
-        batch.request_ids.push_back(0);
-        batch.slot_mapping.push_back(position);
+  // Kernels may be chosen by the number of rows, so each power of two is asked: of one request and
+  // of as many as there can be, at the shortest context (dense lane) and at the longest (sparse
+  // lane).
+  for (int64_t rows = 1;; rows = std::min(2 * rows, rows_max())) {
+    for (const int64_t requests : {int64_t{1}, std::min(rows, options.max_num_seqs)}) {
+      const int64_t rows_each = (rows + requests - 1) / requests;
+      if (rows_each > model_len) {
+        continue;
       }
-      plan_attention(batch, limits, &plan);
-      LACUNA_RETURN_IF_ERROR(
-          model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+      for (const int64_t seq_len :
+           {std::max(rows_each, std::min(model_len, limits.index_topk)), model_len}) {
+        measure_batch(rows, requests, seq_len);
+        plan_attention(batch, limits, &plan);
+        LACUNA_RETURN_IF_ERROR(
+            model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+      }
     }
     const int64_t logits_rows = std::min(rows, logits_rows_max);
     const ConstTensorView row_ids =
@@ -296,12 +343,8 @@ Status Engine::State::measure() {
     const TensorView out = view_of(static_cast<float*>(logits_memory.data()),
                                    {logits_rows, model->config().vocab_size});
     LACUNA_RETURN_IF_ERROR(model->logits(run, row_ids, out));
-    sampler.clear();
-    for (int64_t i = 0; i < logits_rows; ++i) {
-      sampler.add({}, 0);
-    }
-    LACUNA_RETURN_IF_ERROR(sampler.draw(run, out));
-    if (rows == rows_max) {
+    LACUNA_RETURN_IF_ERROR(sampler.measure(run, out));
+    if (rows == rows_max()) {
       break;
     }
   }
@@ -309,10 +352,41 @@ Status Engine::State::measure() {
   return ok_status();
 }
 
+// `requests` sequences of `seq_len` tokens that share `rows` rows.
+void Engine::State::measure_batch(int64_t rows, int64_t requests, int64_t seq_len) {
+  batch.clear();
+  batch.table_width = (options.max_model_len + options.block_size - 1) / options.block_size;
+  batch.block_table.assign(requests * batch.table_width, 0);
+  batch.query_starts.push_back(0);
+  for (int64_t r = 0; r < requests; ++r) {
+    const int64_t count = rows / requests + (r < rows % requests ? 1 : 0);
+    batch.seq_lens.push_back(static_cast<int32_t>(seq_len));
+    batch.num_decodes += count == 1 && seq_len == options.max_model_len ? 1 : 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t position = seq_len - count + i;
+      batch.token_ids.push_back(0);
+      batch.positions.push_back(static_cast<int32_t>(position));
+      batch.visible_lengths.push_back(static_cast<int32_t>(position + 1));
+      batch.request_ids.push_back(static_cast<int32_t>(r));
+      batch.slot_mapping.push_back(position);
+    }
+    batch.query_starts.push_back(static_cast<int32_t>(batch.num_rows()));
+  }
+  // Decoding requests come first; those with one row more do not decode.
+  batch.num_decodes = batch.num_decodes == requests ? static_cast<int>(requests) : 0;
+}
+
 const EngineInfo& Engine::info() const { return state_->info; }
 
 EngineCounters Engine::counters() const {
   EngineCounters counters = state_->counters;
+  counters.num_running = state_->scheduler.num_running();
+  counters.num_waiting = state_->scheduler.num_waiting();
+  counters.num_preemptions = state_->scheduler.num_preemptions();
+  counters.prefix_queries = state_->scheduler.prefix_queries();
+  counters.prefix_hits = state_->scheduler.prefix_hits();
+  counters.blocks_total = state_->pool.num_blocks();
+  counters.blocks_used = state_->pool.num_used();
   for (const auto& [name, use] : state_->run.uses()) {
     counters.kernel_calls[name] = use.calls;
     if (state_->options.profile) {
@@ -331,6 +405,19 @@ Result<std::vector<int32_t>> Engine::encode(std::string_view text) const {
 
 std::string Engine::decode(std::span<const int32_t> ids) const {
   return state_->tokenizer.has_value() ? state_->tokenizer->decode(ids) : std::string();
+}
+
+Result<std::string> Engine::apply_chat_template(std::string_view messages_json,
+                                                std::string_view options_json) const {
+  if (!state_->chat_template.ok()) {
+    return state_->chat_template.status();
+  }
+  LACUNA_ASSIGN_OR_RETURN(const ChatOptions options, parse_chat_options(options_json));
+  return state_->chat_template->render(messages_json, options);
+}
+
+std::string_view Engine::token_bytes(int32_t id) const {
+  return state_->tokenizer.has_value() ? state_->tokenizer->token_bytes(id) : std::string_view();
 }
 
 void Engine::set_tap(Tap tap) { state_->tap = std::move(tap); }
@@ -363,6 +450,11 @@ Result<int64_t> Engine::submit(Request request) {
                               std::to_string(s.info.vocab_size - 1));
     }
   }
+  if (request.prompt_top_logprobs < 0 || request.prompt_top_logprobs > 20) {
+    return invalid_argument("prompt_top_logprobs: " + std::to_string(request.prompt_top_logprobs) +
+                            ", expected 0 to 20");
+  }
+  request.prompt_logprobs = request.prompt_logprobs || request.prompt_top_logprobs > 0;
   LACUNA_RETURN_IF_ERROR(check_sampling(request.sampling, s.info.vocab_size));
   if (!request.sampling.stop.empty() && !s.tokenizer.has_value()) {
     return invalid_argument(
@@ -394,8 +486,10 @@ RequestRecord Engine::take_record(int64_t request_id) {
 
 Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
                                    std::vector<StepInfo>* step_infos) {
+  const auto start = std::chrono::steady_clock::now();
   fill_batch(rows, &batch);
   plan_attention(batch, limits, &plan);
+  counters.schedule_seconds += seconds_since(start);
   Tap step_tap;
   const bool records_selection = std::any_of(rows.begin(), rows.end(), [](const ScheduledRows& r) {
     return r.sequence->request.record_selection;
@@ -452,7 +546,8 @@ Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
   return ok_status();
 }
 
-Status Engine::State::prompt_logprobs(const ScheduledRows& rows) {
+// `first_row`: the batch row of the sequence's first row in this step.
+Status Engine::State::prompt_logprobs(const ScheduledRows& rows, int64_t first_row) {
   Sequence& sequence = *rows.sequence;
   // Row at position p predicts token p + 1; only prompt tokens count.
   const int64_t begin = sequence.num_computed;
@@ -462,7 +557,7 @@ Status Engine::State::prompt_logprobs(const ScheduledRows& rows) {
     const int64_t count = std::min(logits_rows_max, end - first);
     row_list.resize(count);
     for (int64_t i = 0; i < count; ++i) {
-      row_list[i] = static_cast<int32_t>(first - begin + i);
+      row_list[i] = static_cast<int32_t>(first_row + first - begin + i);
     }
     const TensorView out = view_of(static_cast<float*>(logits_memory.data()), {count, vocab});
     LACUNA_RETURN_IF_ERROR(
@@ -476,12 +571,44 @@ Status Engine::State::prompt_logprobs(const ScheduledRows& rows) {
         .logits = out,
         .ids = view_of(static_cast<const int32_t*>(sequence.tokens.data() + first + 1), {count}),
         .out = view_of(logprobs.data() + first, {count})}));
+    if (sequence.request.prompt_top_logprobs > 0) {
+      std::vector<std::vector<TokenLogprob>> top;
+      LACUNA_RETURN_IF_ERROR(most_likely(run, out, sequence.request.prompt_top_logprobs, &top));
+      sequence.record.prompt_top_logprobs.resize(first);
+      for (std::vector<TokenLogprob>& row : top) {
+        sequence.record.prompt_top_logprobs.push_back(std::move(row));
+      }
+    }
   }
   return ok_status();
 }
 
-TokenEvent Engine::State::accept_token(Sequence& sequence, int32_t token, float logprob) {
-  TokenEvent event{.request_id = sequence.id, .token_id = token, .logprob = logprob};
+Status Engine::State::sample() {
+  const int64_t num_logits = static_cast<int64_t>(batch.logits_rows.size());
+  if (num_logits == 0) {
+    return ok_status();
+  }
+  const TensorView logits =
+      view_of(static_cast<float*>(logits_memory.data()), {num_logits, model->config().vocab_size});
+  LACUNA_RETURN_IF_ERROR(model->logits(run, host_tensors(batch).logits_rows, logits));
+  if (tap) {
+    tap("logits", -1, logits);
+  }
+  sampler.clear();
+  for (const ScheduledRows& rows : scheduled) {
+    if (rows.samples) {
+      sampler.add(*rows.sequence);
+    }
+  }
+  return sampler.draw(run, logits);
+}
+
+TokenEvent Engine::State::accept_token(Sequence& sequence, size_t row) {
+  const int32_t token = sampler.ids()[row];
+  TokenEvent event{.request_id = sequence.id,
+                   .token_id = token,
+                   .logprob = sampler.logprobs()[row],
+                   .top_logprobs = sampler.top()[row]};
   const SamplingParams& params = sequence.request.sampling;
   sequence.tokens.push_back(token);
   ++counters.generated_tokens;
@@ -489,7 +616,7 @@ TokenEvent Engine::State::accept_token(Sequence& sequence, int32_t token, float 
   const bool ends = (!params.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) ||
                     std::find(params.stop_token_ids.begin(), params.stop_token_ids.end(), token) !=
                         params.stop_token_ids.end();
-  if (!ends) {
+  if (!ends || params.include_stop_in_text) {
     event.text = sequence.text.feed(token);
   }
   if (ends || sequence.text.stopped()) {
@@ -505,86 +632,73 @@ TokenEvent Engine::State::accept_token(Sequence& sequence, int32_t token, float 
   return event;
 }
 
+// Takes a sequence out; its blocks are released with it.
+void Engine::State::finish(int64_t id) {
+  std::unique_ptr<Sequence> sequence = scheduler.remove(id);
+  if (sequence != nullptr &&
+      (sequence->request.prompt_logprobs || sequence->request.record_selection)) {
+    records[id] = std::move(sequence->record);
+  }
+}
+
 Result<std::vector<TokenEvent>> Engine::step() {
   State& s = *state_;
   std::vector<TokenEvent> events;
-  Sequence* front = s.scheduler.front();
-  if (front == nullptr) {
-    return events;
-  }
   const auto start = std::chrono::steady_clock::now();
-  if (front->cancelled) {
-    TokenEvent event{.request_id = front->id, .finish = FinishReason::kCancelled};
-    event.text = front->text.flush();
-    s.scheduler.remove(front->id);
+  for (const std::unique_ptr<Sequence>& sequence : s.scheduler.take_cancelled()) {
+    TokenEvent event{.request_id = sequence->id, .finish = FinishReason::kCancelled};
+    event.text = sequence->text.flush();
+    events.push_back(std::move(event));
+  }
+  Sequence* stuck = nullptr;
+  s.scheduler.schedule(&s.scheduled, &stuck);
+  s.counters.schedule_seconds += seconds_since(start);
+  if (stuck != nullptr) {
+    // The cache is full of this one sequence: its answer ends here.
+    TokenEvent event{.request_id = stuck->id, .finish = FinishReason::kLength};
+    event.text = stuck->text.flush();
+    s.finish(stuck->id);
     events.push_back(std::move(event));
     return events;
   }
-  const int64_t front_id = front->id;
+  if (s.scheduled.empty()) {
+    return events;
+  }
   auto run_step = [&]() -> Status {
-    LACUNA_RETURN_IF_ERROR(s.scheduler.schedule(&s.scheduled));
     LACUNA_RETURN_IF_ERROR(s.forward_step(s.scheduled, &s.infos));
-    ++s.counters.steps;
-    for (const ScheduledRows& rows : s.scheduled) {
+    for (size_t r = 0; r < s.scheduled.size(); ++r) {
+      const ScheduledRows& rows = s.scheduled[r];
       if (rows.sequence->request.prompt_logprobs) {
-        LACUNA_RETURN_IF_ERROR(s.prompt_logprobs(rows));
+        LACUNA_RETURN_IF_ERROR(s.prompt_logprobs(rows, s.batch.query_starts[r]));
       }
-      if (!rows.sequence->is_decoding()) {
-        s.counters.prompt_tokens += rows.num_rows;
-      }
-      rows.sequence->num_computed += rows.num_rows;
+      s.counters.prompt_tokens += std::clamp<int64_t>(
+          rows.sequence->num_prompt() - rows.sequence->num_computed, 0, rows.num_rows);
     }
-    const int64_t num_logits = static_cast<int64_t>(s.batch.logits_rows.size());
-    if (num_logits > 0) {
-      const TensorView logits = view_of(static_cast<float*>(s.logits_memory.data()),
-                                        {num_logits, s.model->config().vocab_size});
-      LACUNA_RETURN_IF_ERROR(s.model->logits(s.run, host_tensors(s.batch).logits_rows, logits));
-      if (s.tap) {
-        s.tap("logits", -1, logits);
-      }
-      s.sampler.clear();
-      for (const ScheduledRows& rows : s.scheduled) {
-        if (rows.samples) {
-          s.sampler.add(rows.sequence->request.sampling, rows.sequence->num_tokens());
-        }
-      }
-      LACUNA_RETURN_IF_ERROR(s.sampler.draw(s.run, logits));
-      int64_t row = 0;
-      for (const ScheduledRows& rows : s.scheduled) {
-        if (!rows.samples) {
-          continue;
-        }
-        const std::vector<int32_t>& forced = rows.sequence->request.forced_tokens;
-        const int64_t n = rows.sequence->num_generated();
-        if (n < static_cast<int64_t>(forced.size())) {
-          LACUNA_RETURN_IF_ERROR(s.sampler.force(s.run, logits, row, forced[n]));
-        }
-        ++row;
-      }
-    }
+    LACUNA_RETURN_IF_ERROR(s.sample());
+    s.scheduler.commit(s.scheduled);
+    ++s.counters.steps;
     return ok_status();
   };
   if (Status status = run_step(); !status.ok()) {
-    s.scheduler.remove(front_id);
+    for (const ScheduledRows& rows : s.scheduled) {
+      s.scheduler.remove(rows.sequence->id);
+    }
     return status;
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = seconds_since(start);
+  s.counters.step_seconds += seconds;
   size_t sampled = 0;
   for (size_t r = 0; r < s.scheduled.size(); ++r) {
     Sequence& sequence = *s.scheduled[r].sequence;
     TokenEvent event{.request_id = sequence.id};
     if (s.scheduled[r].samples) {
-      event = s.accept_token(sequence, s.sampler.ids()[sampled], s.sampler.logprobs()[sampled]);
-      ++sampled;
+      event = s.accept_token(sequence, sampled++);
     }
     event.step = s.infos[r];
     event.step.seconds = seconds;
+    event.step.cached_tokens = std::exchange(sequence.num_cached, 0);
     if (event.finish != FinishReason::kNone) {
-      if (sequence.request.prompt_logprobs || sequence.request.record_selection) {
-        s.records[sequence.id] = std::move(sequence.record);
-      }
-      s.scheduler.remove(sequence.id);
+      s.finish(sequence.id);
     }
     events.push_back(std::move(event));
   }

@@ -1,4 +1,4 @@
-// First come, first served, one at a time.
+// Continuous batching: decode first, then prompts in order, preemption of the newest.
 #include "engine/scheduler.h"
 
 #include <algorithm>
@@ -6,38 +6,184 @@
 #include "core/check.h"
 
 namespace lacuna {
+namespace {
+
+bool runs_before(const Sequence& a, const Sequence& b) {
+  return a.request.priority != b.request.priority ? a.request.priority < b.request.priority
+                                                  : a.id < b.id;
+}
+
+template <class List>
+auto find_id(List& list, int64_t id) {
+  return std::find_if(list.begin(), list.end(),
+                      [id](const auto& sequence) { return sequence->id == id; });
+}
+
+template <class List>
+void insert_in_order(List& list, std::unique_ptr<Sequence> sequence) {
+  const auto at =
+      std::upper_bound(list.begin(), list.end(), sequence,
+                       [](const auto& a, const auto& b) { return runs_before(*a, *b); });
+  list.insert(at, std::move(sequence));
+}
+
+}  // namespace
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) { insert_waiting(std::move(sequence)); }
+
+void Scheduler::insert_waiting(std::unique_ptr<Sequence> sequence) {
+  insert_in_order(waiting_, std::move(sequence));
+}
 
 Sequence* Scheduler::find(int64_t id) {
-  for (const std::unique_ptr<Sequence>& sequence : queue_) {
-    if (sequence->id == id) {
-      return sequence.get();
-    }
+  if (const auto found = find_id(running_, id); found != running_.end()) {
+    return found->get();
   }
-  return nullptr;
+  const auto found = find_id(waiting_, id);
+  return found == waiting_.end() ? nullptr : found->get();
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
-  for (auto it = queue_.begin(); it != queue_.end(); ++it) {
-    if ((*it)->id == id) {
-      std::unique_ptr<Sequence> sequence = std::move(*it);
-      queue_.erase(it);
-      return sequence;
-    }
+  std::unique_ptr<Sequence> sequence;
+  if (const auto found = find_id(running_, id); found != running_.end()) {
+    sequence = std::move(*found);
+    running_.erase(found);
+  } else if (const auto queued = find_id(waiting_, id); queued != waiting_.end()) {
+    sequence = std::move(*queued);
+    waiting_.erase(queued);
   }
-  return nullptr;
+  return sequence;
 }
 
-Status Scheduler::schedule(std::vector<ScheduledRows>* rows) {
-  rows->clear();
-  if (queue_.empty()) {
-    return ok_status();
+std::vector<std::unique_ptr<Sequence>> Scheduler::take_cancelled() {
+  std::vector<std::unique_ptr<Sequence>> cancelled;
+  const auto take = [&](auto& list) {
+    for (auto& sequence : list) {
+      if (sequence->cancelled) {
+        cancelled.push_back(std::move(sequence));
+      }
+    }
+    std::erase_if(list, [](const auto& sequence) { return sequence == nullptr; });
+  };
+  take(running_);
+  take(waiting_);
+  return cancelled;
+}
+
+void Scheduler::preempt_newest() {
+  std::unique_ptr<Sequence> sequence = std::move(running_.back());
+  running_.pop_back();
+  sequence->blocks.clear();
+  sequence->num_computed = 0;
+  sequence->record.selected_keys.clear();  // recorded anew
+  ++num_preemptions_;
+  insert_waiting(std::move(sequence));
+}
+
+bool Scheduler::make_room(Sequence* sequence, int64_t num_rows) {
+  while (!sequence->blocks.can_reserve(sequence->num_computed + num_rows)) {
+    if (running_.back().get() == sequence) {
+      return false;
+    }
+    preempt_newest();
   }
-  Sequence* sequence = queue_.front().get();
-  const int64_t remaining = sequence->num_tokens() - sequence->num_computed;
-  const int64_t num_rows = std::min(remaining, rows_max_);
-  LACUNA_RETURN_IF_ERROR(sequence->blocks.reserve(sequence->num_computed + num_rows));
-  rows->push_back({sequence, num_rows, num_rows == remaining});
-  return ok_status();
+  const Status reserved = sequence->blocks.reserve(sequence->num_computed + num_rows);
+  LACUNA_CHECK(reserved.ok());
+  return true;
+}
+
+void Scheduler::schedule(std::vector<ScheduledRows>* rows, Sequence** stuck) {
+  rows->clear();
+  *stuck = nullptr;
+  int64_t budget = limits_.rows_max;
+  const int64_t preemptions_before = num_preemptions_;
+  // Decoding sequences, oldest first. A victim of preemption is newer than the one in hand, so it
+  // has no rows yet.
+  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Sequence* sequence = running_[i].get();
+    if (!sequence->is_decoding()) {
+      continue;
+    }
+    if (!make_room(sequence, 1)) {
+      if (i == 0) {
+        *stuck = sequence;  // alone, and the cache is full of it
+        return;
+      }
+      preempt_newest();
+      break;
+    }
+    rows->push_back({sequence, 1, true});
+    --budget;
+  }
+  // Prompts under way.
+  for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
+    Sequence* sequence = running_[i].get();
+    if (sequence->is_decoding()) {
+      continue;
+    }
+    const int64_t remaining = sequence->num_tokens() - sequence->num_computed;
+    const int64_t num_rows = std::min(remaining, budget);
+    // A prompt does not push decoding sequences out: it waits for blocks unless nothing else runs.
+    if (!sequence->blocks.can_reserve(sequence->num_computed + num_rows)) {
+      if (!rows->empty()) {
+        continue;
+      }
+      if (!make_room(sequence, num_rows)) {
+        if (i == 0) {
+          *stuck = sequence;
+          return;
+        }
+        preempt_newest();
+        break;
+      }
+    } else {
+      LACUNA_CHECK(sequence->blocks.reserve(sequence->num_computed + num_rows).ok());
+    }
+    rows->push_back({sequence, num_rows, num_rows == remaining});
+    budget -= num_rows;
+  }
+  // Waiting sequences, unless blocks just ran out.
+  while (budget > 0 && !waiting_.empty() && num_preemptions_ == preemptions_before &&
+         num_running() < limits_.sequences_max) {
+    Sequence* sequence = waiting_.front().get();
+    const bool shares = limits_.prefix_caching && !sequence->request.prompt_logprobs &&
+                        !sequence->request.record_selection;
+    if (shares) {
+      // The last token is always computed: its row yields the logits.
+      sequence->num_computed = sequence->blocks.share_prefix(
+          sequence->tokens, sequence->num_tokens() - 1, limits_.prefix_salt);
+    }
+    const int64_t remaining = sequence->num_tokens() - sequence->num_computed;
+    const int64_t num_rows = std::min(remaining, budget);
+    if (!sequence->blocks.can_reserve(sequence->num_computed + num_rows)) {
+      sequence->blocks.clear();
+      sequence->num_computed = 0;
+      if (running_.empty()) {
+        *stuck = sequence;
+      }
+      break;
+    }
+    LACUNA_CHECK(sequence->blocks.reserve(sequence->num_computed + num_rows).ok());
+    if (shares && sequence->num_generated() == 0) {
+      prefix_queries_ += sequence->num_tokens();
+      prefix_hits_ += sequence->num_computed;
+      sequence->num_cached = sequence->num_computed;
+    }
+    rows->push_back({sequence, num_rows, num_rows == remaining});
+    budget -= num_rows;
+    insert_in_order(running_, std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+}
+
+void Scheduler::commit(const std::vector<ScheduledRows>& rows) {
+  for (const ScheduledRows& r : rows) {
+    r.sequence->num_computed += r.num_rows;
+    if (limits_.prefix_caching) {
+      r.sequence->blocks.publish_full(r.sequence->tokens, r.sequence->num_computed,
+                                      limits_.prefix_salt);
+    }
+  }
 }
 
 void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch) {
@@ -60,8 +206,7 @@ void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch) {
     }
     batch->query_starts.push_back(static_cast<int32_t>(batch->num_rows()));
     batch->seq_lens.push_back(static_cast<int32_t>(sequence.num_computed + rows.num_rows));
-    if (sequence.is_decoding()) {
-      LACUNA_CHECK(batch->num_decodes == request_idx);  // decode sequences come first
+    if (sequence.is_decoding() && batch->num_decodes == request_idx) {
       ++batch->num_decodes;
     }
     for (const int32_t block : sequence.blocks.blocks()) {

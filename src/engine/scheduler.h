@@ -1,6 +1,8 @@
-// Which rows of which sequences a step computes: the oldest sequence alone, its prompt in chunks of
-// the token budget, then one row a step. Everything below takes batches of any number of sequences;
-// only schedule() decides for one.
+// Which rows of which sequences a step computes: continuous batching with chunked prefill under a
+// token budget. Decoding sequences come first, a row each; then sequences whose prompt is under
+// way, then waiting ones, in order of priority and arrival, in chunks of what is left of the
+// budget. When blocks run out the newest running sequence gives its own up and waits again; its
+// tokens are computed anew later, as a prompt. Decisions use host-side lengths only.
 #pragma once
 
 #include <deque>
@@ -19,24 +21,50 @@ struct ScheduledRows {
   bool samples = false;  // its last row yields a token
 };
 
+struct SchedulerLimits {
+  int64_t rows_max = 0;       // of a step
+  int64_t sequences_max = 1;  // that run at a time
+  bool prefix_caching = true;
+  uint64_t prefix_salt = 0;
+};
+
 class Scheduler {
  public:
-  explicit Scheduler(int64_t rows_max) : rows_max_(rows_max) {}
+  explicit Scheduler(const SchedulerLimits& limits) : limits_(limits) {}
 
-  void add(std::unique_ptr<Sequence> sequence) { queue_.push_back(std::move(sequence)); }
-  bool empty() const { return queue_.empty(); }
+  void add(std::unique_ptr<Sequence> sequence);
+  bool empty() const { return waiting_.empty() && running_.empty(); }
+  int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   Sequence* find(int64_t id);
   std::unique_ptr<Sequence> remove(int64_t id);
+  // Sequences that were cancelled, taken out.
+  std::vector<std::unique_ptr<Sequence>> take_cancelled();
 
-  // Chooses the rows of the next step and reserves their blocks. Fails when the cache can not hold
-  // them.
-  Status schedule(std::vector<ScheduledRows>* rows);
-  // The sequence that schedule() would take next, or null.
-  Sequence* front() { return queue_.empty() ? nullptr : queue_.front().get(); }
+  // Chooses the rows of the next step, decoding sequences first, and reserves their blocks. Empty
+  // only if nothing waits or runs, or if the one sequence that is left can not get a block (`stuck`
+  // names it: it can not go on).
+  void schedule(std::vector<ScheduledRows>* rows, Sequence** stuck);
+  // After the step: rows are computed, full blocks may be shared.
+  void commit(const std::vector<ScheduledRows>& rows);
+
+  int64_t num_preemptions() const { return num_preemptions_; }
+  int64_t prefix_queries() const { return prefix_queries_; }
+  int64_t prefix_hits() const { return prefix_hits_; }
 
  private:
-  int64_t rows_max_;
-  std::deque<std::unique_ptr<Sequence>> queue_;
+  // Blocks for the sequence's next `num_rows` rows, taken from newer running sequences if need be;
+  // false when only the sequence itself is left to take from.
+  bool make_room(Sequence* sequence, int64_t num_rows);
+  void preempt_newest();
+  void insert_waiting(std::unique_ptr<Sequence> sequence);
+
+  SchedulerLimits limits_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;   // by priority, then arrival
+  std::vector<std::unique_ptr<Sequence>> running_;  // by priority, then arrival
+  int64_t num_preemptions_ = 0;
+  int64_t prefix_queries_ = 0;
+  int64_t prefix_hits_ = 0;
 };
 
 // Fills a batch from scheduled rows, decode sequences first as given.

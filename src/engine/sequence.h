@@ -18,18 +18,22 @@ struct Sequence {
         request(std::move(request_in)),
         tokens(request.prompt),
         blocks(pool, block_size),
-        text(tokenizer, request.sampling.stop) {}
+        text(tokenizer, request.sampling.stop, request.sampling.include_stop_in_text,
+             request.sampling.skip_special_tokens) {}
 
   int64_t num_tokens() const { return static_cast<int64_t>(tokens.size()); }
   int64_t num_prompt() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t num_generated() const { return num_tokens() - num_prompt(); }
-  // The next step computes the last token only, and samples.
-  bool is_decoding() const { return num_computed >= num_prompt(); }
+  // The next step computes the last token only, and the prompt is done.
+  bool is_decoding() const {
+    return num_computed >= num_prompt() && num_computed + 1 == num_tokens();
+  }
 
   int64_t id;
   Request request;
   std::vector<int32_t> tokens;  // prompt, then generated
   int64_t num_computed = 0;     // leading tokens whose keys are cached
+  int64_t num_cached = 0;       // of the prompt, found in the prefix cache
   BlockTable blocks;
   TextStream text;
   RequestRecord record;

@@ -23,12 +23,17 @@ std::string TextStream::flush() {
 
 std::string TextStream::take_safe(bool at_end) {
   size_t found = std::string::npos;
+  size_t end = 0;
   for (const std::string& stop : stop_) {
-    found = std::min(found, held_.find(stop));
+    const size_t at = held_.find(stop);
+    if (at < found) {
+      found = at;
+      end = at + (include_stop_ ? stop.size() : 0);
+    }
   }
   if (found != std::string::npos) {
     stopped_ = true;
-    std::string text = held_.substr(0, found);
+    std::string text = held_.substr(0, end);
     held_.clear();
     return text;
   }

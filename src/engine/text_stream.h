@@ -13,10 +13,11 @@ namespace lacuna {
 class TextStream {
  public:
   // Without a tokenizer there is no text.
-  TextStream(const std::optional<Tokenizer>& tokenizer, std::vector<std::string> stop)
-      : stop_(std::move(stop)) {
+  TextStream(const std::optional<Tokenizer>& tokenizer, std::vector<std::string> stop,
+             bool include_stop = false, bool skip_special = true)
+      : stop_(std::move(stop)), include_stop_(include_stop) {
     if (tokenizer.has_value()) {
-      decoder_.emplace(*tokenizer);
+      decoder_.emplace(*tokenizer, skip_special);
     }
   }
 
@@ -32,6 +33,7 @@ class TextStream {
 
   std::optional<StreamDecoder> decoder_;
   std::vector<std::string> stop_;
+  bool include_stop_;
   std::string held_;
   bool stopped_ = false;
 };

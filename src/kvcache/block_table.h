@@ -19,7 +19,17 @@ class BlockTable {
   // Makes room for positions [0, num_tokens). All or nothing: on failure the table is as before,
   // and the status says how many blocks were missing.
   Status reserve(int64_t num_tokens);
+  // Whether reserve would succeed.
+  bool can_reserve(int64_t num_tokens) const;
+  // Blocks become available again, the last one first: those with a longer beginning are evicted
+  // sooner.
   void clear();
+
+  // The longest known beginning of `tokens` (whole blocks, at most `tokens_max` tokens): its blocks
+  // become this table's, which must be empty. Returns the number of tokens.
+  int64_t share_prefix(std::span<const int32_t> tokens, int64_t tokens_max, uint64_t salt);
+  // Publishes the blocks that are full now that `num_computed` leading tokens are cached.
+  void publish_full(std::span<const int32_t> tokens, int64_t num_computed, uint64_t salt);
 
   int64_t capacity() const { return static_cast<int64_t>(blocks_.size()) * block_size_; }
   int64_t slot(int64_t position) const {
@@ -28,9 +38,13 @@ class BlockTable {
   std::span<const int32_t> blocks() const { return blocks_; }
 
  private:
+  int64_t missing_blocks(int64_t num_tokens) const;
+
   BlockPool* pool_;
   int64_t block_size_;
   std::vector<int32_t> blocks_;
+  // Hashes of the leading full blocks that were shared or published.
+  std::vector<BlockHash> hashes_;
 };
 
 }  // namespace lacuna

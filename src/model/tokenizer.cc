@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <deque>
+#include <mutex>
 #include <queue>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +15,7 @@
 #include "core/file_map.h"
 #include "model/json.h"
 #include "model/model_dir.h"
+#include "model/split_pattern.h"
 #include "model/unicode_number.h"
 #include "model/utf8.h"
 
@@ -82,9 +85,7 @@ size_t append_complete(std::string_view bytes, std::string* out) {
   return at;
 }
 
-// Splits `text` and appends the parts, none of them empty, in order and without a gap.
-using SplitFn = void (*)(std::string_view text, std::vector<std::string_view>* parts);
-
+// \p{N}, Isolated: each number a part. By hand because it knows newer numbers than PCRE2 does.
 void split_isolated_numbers(std::string_view text, std::vector<std::string_view>* parts) {
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
@@ -103,12 +104,17 @@ void split_isolated_numbers(std::string_view text, std::vector<std::string_view>
   }
 }
 
-// Regular expressions of Split pre-tokenizers (behavior Isolated) and the code that runs them.
-struct KnownSplit {
-  std::string_view regex;
-  SplitFn split;
+constexpr std::string_view kNumberRegex = "\\p{N}";
+// What ByteLevel splits by itself (GPT-2's expression).
+constexpr const char* kByteLevelRegex =
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+
+// One step of the pre-tokenizer.
+struct SplitStep {
+  enum class Kind : uint8_t { kPattern, kNumbers, kPrefixSpace };
+  Kind kind = Kind::kPattern;
+  std::optional<SplitPattern> pattern;
 };
-constexpr KnownSplit kKnownSplits[] = {{"\\p{N}", split_isolated_numbers}};
 
 // Finds the longest added token at a place of the text: a trie over bytes.
 class AddedTokenTrie {
@@ -126,6 +132,8 @@ class AddedTokenTrie {
     }
     ids_[node] = id;
   }
+
+  bool empty() const { return ids_.size() == 1; }
 
   struct Match {
     int32_t id = -1;
@@ -169,51 +177,178 @@ uint64_t pair_key(int32_t left, int32_t right) {
   return uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right);
 }
 
+// Pairs of tokens to merges: open addressing, at most half full.
+class MergeTable {
+ public:
+  void reserve(size_t count) {
+    size_t size = 16;
+    while (size < 2 * count) {
+      size *= 2;
+    }
+    slots_.assign(size, {});
+    shift_ = 64 - static_cast<int>(__builtin_ctzll(size));
+  }
+  bool empty() const { return count_ == 0; }
+  // Of a pair that is set twice the later merge counts. At most as many as were reserved.
+  void set(uint64_t pair, Merge merge) {
+    Slot& slot = slots_[place(pair)];
+    count_ += slot.pair == kNoPair;
+    slot = {pair, merge};
+  }
+  const Merge* find(uint64_t pair) const {
+    const Slot& slot = slots_[place(pair)];
+    return slot.pair == pair ? &slot.merge : nullptr;
+  }
+
+ private:
+  static constexpr uint64_t kNoPair = ~uint64_t{0};  // ids are not negative
+  struct Slot {
+    uint64_t pair = kNoPair;
+    Merge merge = {};
+  };
+  size_t place(uint64_t pair) const {
+    size_t at = static_cast<size_t>((pair * 0x9E3779B97F4A7C15u) >> shift_);
+    while (slots_[at].pair != pair && slots_[at].pair != kNoPair) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return at;
+  }
+
+  std::vector<Slot> slots_ = std::vector<Slot>(16);
+  int shift_ = 60;
+  size_t count_ = 0;
+};
+
+struct TextHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+
+// Words that were encoded lately. Shared by all threads, so it is cut into parts with a lock each;
+// a part that is full starts anew.
+class WordCache {
+ public:
+  static constexpr size_t kWordBytesMax = 64;
+
+  bool find(std::string_view word, std::vector<int32_t>* out) {
+    Part& part = part_of(word);
+    const std::lock_guard lock(part.mutex);
+    const auto at = part.words.find(word);
+    if (at == part.words.end()) {
+      return false;
+    }
+    out->insert(out->end(), at->second.begin(), at->second.end());
+    return true;
+  }
+  void add(std::string_view word, const int32_t* begin, const int32_t* end) {
+    Part& part = part_of(word);
+    const std::lock_guard lock(part.mutex);
+    if (part.words.size() >= kPartWordsMax) {
+      part.words.clear();
+    }
+    part.words.emplace(std::string(word), std::vector<int32_t>(begin, end));
+  }
+
+ private:
+  static constexpr size_t kPartWordsMax = 2048;
+  struct Part {
+    std::mutex mutex;
+    std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> words;
+  };
+  Part& part_of(std::string_view word) {
+    return parts_[TextHash()(word) >> 7 & (parts_.size() - 1)];
+  }
+  std::array<Part, 32> parts_;
+};
+
 // Where a token's bytes lie in TokenizerState::pool.
 struct Token {
   uint32_t offset = 0;
   uint32_t length = 0;
   bool exists = false;
   bool special = false;
+  // Of an added token: it counts only between characters that are no word's; white space before or
+  // after it belongs to it.
+  bool single_word = false;
+  bool lstrip = false;
+  bool rstrip = false;
 };
+
+bool is_white_space(char32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+size_t character_before(std::string_view text, size_t at) {
+  do {
+    --at;
+  } while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+  return at;
+}
 
 }  // namespace
 
 struct TokenizerState {
   std::string pool;
   std::vector<Token> tokens;  // by id
-  std::unordered_map<std::string, int32_t> ids;
-  std::unordered_map<std::string, int32_t> ids_by_bytes;  // only when whole words may skip merges
-  std::array<int32_t, 256> byte_ids = {};                 // -1: the byte has no token
-  std::unordered_map<uint64_t, Merge> merges;
-  std::vector<SplitFn> splits;
+  std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids;
+  // Only when whole words may skip merges.
+  std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>> ids_by_bytes;
+  std::array<int32_t, 256> byte_ids = {};  // -1: the byte has no token
+  MergeTable merges;
+  std::vector<SplitStep> splits;
+  std::vector<int32_t> ids_before;  // what the post-processor adds to a text
+  std::vector<int32_t> ids_after;
+  std::optional<SplitPattern> word_character;  // only when a token is a single_word
+  mutable WordCache cache;
   // Two passes, as the file's `normalized` flag asks: tokens of the second are looked for only in
   // what the first leaves.
   std::array<AddedTokenTrie, 2> added;
 
-  Status add_token(int64_t id, std::string_view bytes, const std::string& where);
-  Status encode_piece(std::string_view piece, std::vector<int32_t>* out) const;
+  template <class Where>
+  Status add_token(int64_t id, std::string_view bytes, const Where& where);
+  Status encode_piece(std::string_view piece, SplitScratch* scratch,
+                      std::vector<int32_t>* out) const;
   Status encode_word(std::string_view word, std::vector<int32_t>* out) const;
-  Status encode_pass(size_t pass, std::string_view text, std::vector<int32_t>* out) const;
+  Status merge_word(std::string_view word, std::vector<int32_t>* out) const;
+  void merge_short(size_t first, std::vector<int32_t>* out) const;
+  Status encode_pass(size_t pass, std::string_view text, SplitScratch* scratch,
+                     std::vector<int32_t>* out) const;
+  Result<bool> is_word_character(std::string_view text, size_t at, SplitScratch* scratch) const;
 };
 
-Status TokenizerState::add_token(int64_t id, std::string_view bytes, const std::string& where) {
+template <class Where>
+Status TokenizerState::add_token(int64_t id, std::string_view bytes, const Where& where) {
   if (static_cast<size_t>(id) >= tokens.size()) {
     tokens.resize(static_cast<size_t>(id) + 1);
   }
   Token& token = tokens[static_cast<size_t>(id)];
   if (token.exists) {
-    return data_loss(where + ": id " + std::to_string(id) + " belongs to another token already");
+    return data_loss(where() + ": id " + std::to_string(id) + " belongs to another token already");
   }
-  token = {static_cast<uint32_t>(pool.size()), static_cast<uint32_t>(bytes.size()), true, false};
+  token.offset = static_cast<uint32_t>(pool.size());
+  token.length = static_cast<uint32_t>(bytes.size());
+  token.exists = true;
   pool += bytes;
   return ok_status();
 }
 
-Status TokenizerState::encode_pass(size_t pass, std::string_view text,
+Result<bool> TokenizerState::is_word_character(std::string_view text, size_t at,
+                                               SplitScratch* scratch) const {
+  std::vector<std::string_view> parts;
+  LACUNA_RETURN_IF_ERROR(
+      word_character->split(text.substr(at, utf8_step(text, at).length), scratch, &parts));
+  return parts.empty();  // what matches is removed
+}
+
+Status TokenizerState::encode_pass(size_t pass, std::string_view text, SplitScratch* scratch,
                                    std::vector<int32_t>* out) const {
+  while (pass < added.size() && added[pass].empty()) {
+    ++pass;
+  }
   if (pass == added.size()) {
-    return encode_piece(text, out);
+    return encode_piece(text, scratch, out);
   }
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
@@ -222,22 +357,68 @@ Status TokenizerState::encode_pass(size_t pass, std::string_view text,
       ++at;
       continue;
     }
-    if (begin < at) {
-      LACUNA_RETURN_IF_ERROR(encode_pass(pass + 1, text.substr(begin, at - begin), out));
+    const Token& token = tokens[static_cast<size_t>(match.id)];
+    size_t from = at;
+    size_t to = at + match.length;
+    if (token.single_word) {
+      bool within_word = false;
+      if (from > 0) {
+        LACUNA_ASSIGN_OR_RETURN(within_word,
+                                is_word_character(text, character_before(text, from), scratch));
+      }
+      if (!within_word && to < text.size()) {
+        LACUNA_ASSIGN_OR_RETURN(within_word, is_word_character(text, to, scratch));
+      }
+      if (within_word) {
+        at = to;
+        continue;
+      }
+    }
+    while (token.lstrip && from > begin) {
+      const size_t before = character_before(text, from);
+      if (!is_white_space(utf8_step(text, before).code_point)) {
+        break;
+      }
+      from = before;
+    }
+    while (token.rstrip && to < text.size()) {
+      const Utf8Step step = utf8_step(text, to);
+      if (!is_white_space(step.code_point)) {
+        break;
+      }
+      to += step.length;
+    }
+    if (begin < from) {
+      LACUNA_RETURN_IF_ERROR(encode_pass(pass + 1, text.substr(begin, from - begin), scratch, out));
     }
     out->push_back(match.id);
-    at += match.length;
-    begin = at;
+    at = to;
+    begin = to;
   }
-  return begin < text.size() ? encode_pass(pass + 1, text.substr(begin), out) : ok_status();
+  return begin < text.size() ? encode_pass(pass + 1, text.substr(begin), scratch, out)
+                             : ok_status();
 }
 
-Status TokenizerState::encode_piece(std::string_view piece, std::vector<int32_t>* out) const {
+Status TokenizerState::encode_piece(std::string_view piece, SplitScratch* scratch,
+                                    std::vector<int32_t>* out) const {
   std::vector<std::string_view> parts = {piece};
-  for (const SplitFn split : splits) {
+  std::deque<std::string> prefixed;
+  for (const SplitStep& step : splits) {
     std::vector<std::string_view> finer;
+    finer.reserve(parts.size() + 16);
     for (const std::string_view part : parts) {
-      split(part, &finer);
+      switch (step.kind) {
+        case SplitStep::Kind::kNumbers:
+          split_isolated_numbers(part, &finer);
+          break;
+        case SplitStep::Kind::kPattern:
+          LACUNA_RETURN_IF_ERROR(step.pattern->split(part, scratch, &finer));
+          break;
+        case SplitStep::Kind::kPrefixSpace:
+          finer.push_back(part.starts_with(' ') ? part
+                                                : prefixed.emplace_back(" " + std::string(part)));
+          break;
+      }
     }
     parts = std::move(finer);
   }
@@ -249,12 +430,62 @@ Status TokenizerState::encode_piece(std::string_view piece, std::vector<int32_t>
 
 Status TokenizerState::encode_word(std::string_view word, std::vector<int32_t>* out) const {
   if (!ids_by_bytes.empty()) {
-    const auto whole = ids_by_bytes.find(std::string(word));
+    const auto whole = ids_by_bytes.find(word);
     if (whole != ids_by_bytes.end()) {
       out->push_back(whole->second);
       return ok_status();
     }
   }
+  if (word.size() > WordCache::kWordBytesMax || word.size() < 2) {
+    return merge_word(word, out);
+  }
+  if (cache.find(word, out)) {
+    return ok_status();
+  }
+  const size_t first = out->size();
+  LACUNA_RETURN_IF_ERROR(merge_word(word, out));
+  cache.add(word, out->data() + first, out->data() + out->size());
+  return ok_status();
+}
+
+// A few symbols are merged fastest by looking at all of them each time.
+void TokenizerState::merge_short(size_t first, std::vector<int32_t>* out) const {
+  std::array<Merge, WordCache::kWordBytesMax> next;  // of symbol i and i + 1
+  constexpr Merge kNone = {INT32_MAX, -1};
+  int32_t* ids = out->data() + first;
+  size_t count = out->size() - first;
+  const auto lookup = [&](size_t i) {
+    const Merge* merge = merges.find(pair_key(ids[i], ids[i + 1]));
+    return merge == nullptr ? kNone : *merge;
+  };
+  for (size_t i = 0; i + 1 < count; ++i) {
+    next[i] = lookup(i);
+  }
+  while (count > 1) {
+    size_t best = 0;
+    for (size_t i = 1; i + 1 < count; ++i) {
+      best = next[i].rank < next[best].rank ? i : best;
+    }
+    if (next[best].id < 0) {
+      break;
+    }
+    ids[best] = next[best].id;
+    --count;
+    for (size_t i = best + 1; i < count; ++i) {
+      ids[i] = ids[i + 1];
+      next[i - 1] = next[i];
+    }
+    if (best + 1 < count) {
+      next[best] = lookup(best);
+    }
+    if (best > 0) {
+      next[best - 1] = lookup(best - 1);
+    }
+  }
+  out->resize(first + count);
+}
+
+Status TokenizerState::merge_word(std::string_view word, std::vector<int32_t>* out) const {
   const size_t first = out->size();
   for (const char c : word) {
     const auto byte = static_cast<unsigned char>(c);
@@ -264,6 +495,10 @@ Status TokenizerState::encode_word(std::string_view word, std::vector<int32_t>* 
     out->push_back(byte_ids[byte]);
   }
   if (merges.empty()) {
+    return ok_status();
+  }
+  if (word.size() <= WordCache::kWordBytesMax) {
+    merge_short(first, out);
     return ok_status();
   }
 
@@ -295,9 +530,8 @@ Status TokenizerState::encode_word(std::string_view word, std::vector<int32_t>* 
       return;
     }
     const uint64_t pair = pair_key(symbols[at].id, symbols[symbols[at].next].id);
-    const auto merge = merges.find(pair);
-    if (merge != merges.end()) {
-      queue.push({merge->second.rank, at, merge->second.id, pair});
+    if (const Merge* merge = merges.find(pair)) {
+      queue.push({merge->rank, at, merge->id, pair});
     }
   };
   for (int32_t i = 0; i + 1 < count; ++i) {
@@ -359,9 +593,17 @@ bool flag(const Json& object, const char* name, bool fallback) {
 
 bool is_empty_text(const Json* value) { return value == nullptr || *value == ""; }
 
-Result<int64_t> read_id(const Json& value, const std::string& field) {
+// `field` is a text, or a function that makes one when it is needed.
+template <class Field>
+Result<int64_t> read_id(const Json& value, const Field& field) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > static_cast<uint64_t>(kIdMax)) {
-    return malformed(field, describe(value) + ", expected an id in 0.." + std::to_string(kIdMax));
+    const std::string problem =
+        describe(value) + ", expected an id in 0.." + std::to_string(kIdMax);
+    if constexpr (std::is_invocable_v<Field>) {
+      return malformed(field(), problem);
+    } else {
+      return malformed(field, problem);
+    }
   }
   return static_cast<int64_t>(value.get<uint64_t>());
 }
@@ -380,36 +622,59 @@ Status read_normalizer(const Json& root) {
   return refusal("normalizer", type_of(*normalizer), "null");
 }
 
-Status read_split(const Json& split, TokenizerState* state) {
-  constexpr const char* kSupported = "the regex \\p{N} with behavior Isolated and invert false";
-  const Json* pattern = find_member(split, "pattern");
-  const Json* regex = pattern == nullptr ? nullptr : find_member(*pattern, "Regex");
+Result<SplitBehavior> read_behavior(const Json& split) {
+  static constexpr std::pair<const char*, SplitBehavior> kNames[] = {
+      {"Isolated", SplitBehavior::kIsolated},
+      {"Removed", SplitBehavior::kRemoved},
+      {"MergedWithPrevious", SplitBehavior::kMergedWithPrevious},
+      {"MergedWithNext", SplitBehavior::kMergedWithNext},
+      {"Contiguous", SplitBehavior::kContiguous}};
   const Json* behavior = find_member(split, "behavior");
-  if (regex == nullptr || !regex->is_string()) {
-    const Json* text = pattern == nullptr ? nullptr : find_member(*pattern, "String");
-    return refusal("pre_tokenizer Split string", text == nullptr ? "(none)" : describe(*text),
-                   kSupported);
-  }
-  if (behavior == nullptr || *behavior != "Isolated") {
-    return refusal("pre_tokenizer Split behavior",
-                   behavior == nullptr ? "(none)" : describe(*behavior), kSupported);
-  }
-  if (flag(split, "invert", false)) {
-    return refusal("pre_tokenizer Split invert", "true", kSupported);
-  }
-  for (const KnownSplit& known : kKnownSplits) {
-    if (regex->get_ref<const std::string&>() == known.regex) {
-      state->splits.push_back(known.split);
-      return ok_status();
+  for (const auto& [name, value] : kNames) {
+    if (behavior != nullptr && *behavior == name) {
+      return value;
     }
   }
-  return refusal("pre_tokenizer Split regex", describe(*regex), kSupported);
+  return refusal("pre_tokenizer Split behavior",
+                 behavior == nullptr ? "(none)" : describe(*behavior),
+                 "Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous");
+}
+
+Status add_pattern(Result<SplitPattern> pattern, const std::string& shown, TokenizerState* state) {
+  if (!pattern.ok()) {
+    return unsupported(kWhere + ("pre_tokenizer regex " + shown) + ": " +
+                       pattern.status().message());
+  }
+  state->splits.push_back({SplitStep::Kind::kPattern, std::move(pattern).value()});
+  return ok_status();
+}
+
+Status read_split(const Json& split, TokenizerState* state) {
+  LACUNA_ASSIGN_OR_RETURN(const SplitBehavior behavior, read_behavior(split));
+  const bool invert = flag(split, "invert", false);
+  const Json* pattern = find_member(split, "pattern");
+  const Json* regex = pattern == nullptr ? nullptr : find_member(*pattern, "Regex");
+  const Json* text = pattern == nullptr ? nullptr : find_member(*pattern, "String");
+  if (regex != nullptr && regex->is_string()) {
+    const std::string& source = regex->get_ref<const std::string&>();
+    if (source == kNumberRegex && behavior == SplitBehavior::kIsolated && !invert) {
+      state->splits.push_back({SplitStep::Kind::kNumbers, std::nullopt});
+      return ok_status();
+    }
+    return add_pattern(SplitPattern::compile(source, behavior, invert), describe(*regex), state);
+  }
+  if (text != nullptr && text->is_string() && !text->get_ref<const std::string&>().empty()) {
+    return add_pattern(
+        SplitPattern::compile_text(text->get_ref<const std::string&>(), behavior, invert),
+        describe(*text), state);
+  }
+  return refusal("pre_tokenizer Split pattern", pattern == nullptr ? "(none)" : describe(*pattern),
+                 "{\"Regex\": \"...\"}, {\"String\": \"...\"}");
 }
 
 Status read_pre_tokenizer(const Json& root, TokenizerState* state) {
   constexpr const char* kSupported =
-      "ByteLevel (use_regex false, add_prefix_space false), alone or last in a Sequence after "
-      "Split";
+      "ByteLevel, alone or last in a Sequence after Split and Digits";
   const Json* pre_tokenizer = find_member(root, "pre_tokenizer");
   if (pre_tokenizer == nullptr) {
     return refusal("pre_tokenizer", "null", kSupported);
@@ -430,12 +695,21 @@ Status read_pre_tokenizer(const Json& root, TokenizerState* state) {
     const bool last = i + 1 == steps.size();
     if (has_type(step, "Split") && !last) {
       LACUNA_RETURN_IF_ERROR(read_split(step, state));
+    } else if (has_type(step, "Digits") && !last) {
+      const bool individual = flag(step, "individual_digits", false);
+      LACUNA_RETURN_IF_ERROR(add_pattern(
+          SplitPattern::compile(kNumberRegex,
+                                individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous,
+                                /*invert=*/false),
+          std::string(kNumberRegex), state));
     } else if (has_type(step, "ByteLevel") && last) {
-      if (flag(step, "use_regex", true)) {
-        return refusal("pre_tokenizer ByteLevel use_regex", "true", kSupported);
-      }
       if (flag(step, "add_prefix_space", true)) {
-        return refusal("pre_tokenizer ByteLevel add_prefix_space", "true", kSupported);
+        state->splits.push_back({SplitStep::Kind::kPrefixSpace, std::nullopt});
+      }
+      if (flag(step, "use_regex", true)) {
+        LACUNA_RETURN_IF_ERROR(add_pattern(
+            SplitPattern::compile(kByteLevelRegex, SplitBehavior::kIsolated, /*invert=*/false),
+            kByteLevelRegex, state));
       }
     } else {
       return refusal("pre_tokenizer", type_of(step) + (last ? " at the end" : " before the end"),
@@ -445,49 +719,99 @@ Status read_pre_tokenizer(const Json& root, TokenizerState* state) {
   return ok_status();
 }
 
-Status read_decoder(const Json& root) {
-  const Json* decoder = find_member(root, "decoder");
-  if (decoder == nullptr || !has_type(*decoder, "ByteLevel")) {
-    return refusal("decoder", decoder == nullptr ? "null" : type_of(*decoder), "ByteLevel");
+Status read_template(const Json& post, TokenizerState* state) {
+  const Json* single = find_member(post, "single");
+  const Json* special = find_member(post, "special_tokens");
+  if (single == nullptr || !single->is_array()) {
+    return malformed("post_processor.single", "missing, expected a list");
   }
-  // ByteLevel only trims offsets, which do not exist here; the others add tokens.
-  const Json* post = find_member(root, "post_processor");
-  if (post != nullptr && !has_type(*post, "ByteLevel")) {
-    return refusal("post_processor", type_of(*post), "null, ByteLevel");
+  bool seen_text = false;
+  for (const Json& item : *single) {
+    if (find_member(item, "Sequence") != nullptr) {
+      if (seen_text) {
+        return malformed("post_processor.single", "two Sequences");
+      }
+      seen_text = true;
+      continue;
+    }
+    const Json* token = find_member(item, "SpecialToken");
+    const Json* name = token == nullptr ? nullptr : find_member(*token, "id");
+    const Json* entry = name == nullptr || special == nullptr || !name->is_string()
+                            ? nullptr
+                            : find_member(*special, name->get_ref<const std::string&>());
+    const Json* ids = entry == nullptr ? nullptr : find_member(*entry, "ids");
+    if (ids == nullptr || !ids->is_array()) {
+      return malformed("post_processor.single", "a SpecialToken that special_tokens does not list");
+    }
+    for (const Json& id_json : *ids) {
+      LACUNA_ASSIGN_OR_RETURN(const int64_t id, read_id(id_json, "post_processor.special_tokens"));
+      (seen_text ? state->ids_after : state->ids_before).push_back(static_cast<int32_t>(id));
+    }
   }
   return ok_status();
 }
 
-Status read_merge(const Json& merge, int32_t rank, TokenizerState* state) {
-  const std::string field = "model.merges[" + std::to_string(rank) + "]";
-  std::string left;
-  std::string right;
+Status read_post_processor(const Json& post, TokenizerState* state) {
+  // ByteLevel only trims offsets, which do not exist here.
+  if (has_type(post, "ByteLevel")) {
+    return ok_status();
+  }
+  if (has_type(post, "TemplateProcessing")) {
+    return read_template(post, state);
+  }
+  return refusal("post_processor", type_of(post), "null, ByteLevel, TemplateProcessing");
+}
+
+Status read_decoder(const Json& root, TokenizerState* state) {
+  const Json* decoder = find_member(root, "decoder");
+  if (decoder == nullptr || !has_type(*decoder, "ByteLevel")) {
+    return refusal("decoder", decoder == nullptr ? "null" : type_of(*decoder), "ByteLevel");
+  }
+  const Json* post = find_member(root, "post_processor");
+  if (post == nullptr) {
+    return ok_status();
+  }
+  const Json* parts = has_type(*post, "Sequence") ? find_member(*post, "processors") : nullptr;
+  if (parts == nullptr || !parts->is_array()) {
+    return read_post_processor(*post, state);
+  }
+  for (const Json& part : *parts) {
+    LACUNA_RETURN_IF_ERROR(read_post_processor(part, state));
+  }
+  return ok_status();
+}
+
+Status read_merge(const Json& merge, int32_t rank, TokenizerState* state, std::string* joined) {
+  const auto field = [rank] { return "model.merges[" + std::to_string(rank) + "]"; };
+  std::string_view left;
+  std::string_view right;
   if (merge.is_string()) {
-    const std::string& text = merge.get_ref<const std::string&>();
+    const std::string_view text = merge.get_ref<const std::string&>();
     const size_t space = text.find(' ');
-    if (space != std::string::npos) {
+    if (space != std::string_view::npos) {
       left = text.substr(0, space);
       right = text.substr(space + 1);
     }
   } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
              merge[1].is_string()) {
-    left = merge[0].get<std::string>();
-    right = merge[1].get<std::string>();
+    left = merge[0].get_ref<const std::string&>();
+    right = merge[1].get_ref<const std::string&>();
   }
   if (left.empty() || right.empty()) {
-    return malformed(field, describe(merge) + ", expected two tokens (\"a b\" or [\"a\", \"b\"])");
+    return malformed(field(),
+                     describe(merge) + ", expected two tokens (\"a b\" or [\"a\", \"b\"])");
   }
+  joined->assign(left).append(right);
   std::array<int32_t, 3> ids = {};  // left, right, joined
-  const std::array<std::string, 3> texts = {left, right, left + right};
+  const std::array<std::string_view, 3> texts = {left, right, *joined};
   for (size_t i = 0; i < texts.size(); ++i) {
     const auto at = state->ids.find(texts[i]);
     if (at == state->ids.end()) {
-      return malformed(field, "token " + quote_text(texts[i]) + " is not in model.vocab");
+      return malformed(field(), "token " + quote_text(texts[i]) + " is not in model.vocab");
     }
     ids[i] = at->second;
   }
-  // Of a pair that is listed twice the later rank counts, as in the reference implementation.
-  state->merges.insert_or_assign(pair_key(ids[0], ids[1]), Merge{rank, ids[2]});
+  state->merges.set(pair_key(ids[0], ids[1]), Merge{rank, ids[2]});
   return ok_status();
 }
 
@@ -518,11 +842,13 @@ Status read_model(const Json& root, TokenizerState* state) {
                                         std::string(", expected an object from tokens to ids"));
   }
   const bool whole_words = flag(*model, "ignore_merges", false);
-  for (const auto& [entry, id_json] : vocab->items()) {
-    const std::string field = "model.vocab[" + quote_text(entry) + "]";
+  state->ids.reserve(vocab->size() + vocab->size() / 8);
+  state->tokens.reserve(vocab->size() + vocab->size() / 8);
+  for (const auto& [entry, id_json] : vocab->get_ref<const Json::object_t&>()) {
+    const auto field = [&name = entry] { return "model.vocab[" + quote_text(name) + "]"; };
     LACUNA_ASSIGN_OR_RETURN(const int64_t id, read_id(id_json, field));
     const std::string bytes = entry_bytes(entry);
-    LACUNA_RETURN_IF_ERROR(state->add_token(id, bytes, kWhere + field));
+    LACUNA_RETURN_IF_ERROR(state->add_token(id, bytes, [&] { return kWhere + field(); }));
     state->ids.emplace(entry, static_cast<int32_t>(id));
     if (whole_words) {
       state->ids_by_bytes.emplace(bytes, static_cast<int32_t>(id));
@@ -547,8 +873,10 @@ Status read_model(const Json& root, TokenizerState* state) {
     return malformed("model.merges", (merges == nullptr ? "missing" : describe(*merges)) +
                                          std::string(", expected a list"));
   }
+  state->merges.reserve(merges->size());
+  std::string joined;
   for (size_t i = 0; i < merges->size(); ++i) {
-    LACUNA_RETURN_IF_ERROR(read_merge((*merges)[i], static_cast<int32_t>(i), state));
+    LACUNA_RETURN_IF_ERROR(read_merge((*merges)[i], static_cast<int32_t>(i), state, &joined));
   }
   return ok_status();
 }
@@ -574,20 +902,23 @@ Status read_added_tokens(const Json& root, TokenizerState* state) {
       return malformed(field, "content is empty");
     }
     LACUNA_ASSIGN_OR_RETURN(const int64_t id, read_id(*id_json, field + ".id"));
-    for (const char* name : {"single_word", "lstrip", "rstrip"}) {
-      if (flag(added, name, false)) {
-        return refusal(field + " " + quote_text(text) + " " + name, "true", "false");
-      }
-    }
     const auto [at, inserted] = state->ids.emplace(text, static_cast<int32_t>(id));
     if (inserted) {
-      LACUNA_RETURN_IF_ERROR(state->add_token(id, text, kWhere + field + " " + quote_text(text)));
+      LACUNA_RETURN_IF_ERROR(
+          state->add_token(id, text, [&] { return kWhere + field + " " + quote_text(text); }));
     } else if (at->second != id) {
       return malformed(field, quote_text(text) + " has id " + std::to_string(id) + " here and id " +
                                   std::to_string(at->second) + " elsewhere in the file");
     }
-    if (flag(added, "special", false)) {
-      state->tokens[static_cast<size_t>(id)].special = true;
+    Token& token = state->tokens[static_cast<size_t>(id)];
+    token.special = token.special || flag(added, "special", false);
+    token.single_word = flag(added, "single_word", false);
+    token.lstrip = flag(added, "lstrip", false);
+    token.rstrip = flag(added, "rstrip", false);
+    if (token.single_word && !state->word_character.has_value()) {
+      LACUNA_ASSIGN_OR_RETURN(state->word_character,
+                              SplitPattern::compile("[\\w\\x{200C}\\x{200D}]",
+                                                    SplitBehavior::kRemoved, /*invert=*/false));
     }
     const size_t pass = flag(added, "normalized", true) ? 1 : 0;
     state->added[pass].insert(text, static_cast<int32_t>(id));
@@ -623,12 +954,13 @@ Result<Tokenizer> Tokenizer::parse(std::string_view tokenizer_json) {
   LACUNA_RETURN_IF_ERROR(read_model(root, state.get()));
   LACUNA_RETURN_IF_ERROR(read_normalizer(root));
   LACUNA_RETURN_IF_ERROR(read_pre_tokenizer(root, state.get()));
-  LACUNA_RETURN_IF_ERROR(read_decoder(root));
+  LACUNA_RETURN_IF_ERROR(read_decoder(root, state.get()));
   LACUNA_RETURN_IF_ERROR(read_added_tokens(root, state.get()));
   return Tokenizer(std::move(state));
 }
 
-Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text) const {
+Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text,
+                                               bool add_special_tokens) const {
   for (size_t at = 0; at < text.size();) {
     const Utf8Step step = utf8_step(text, at);
     if (step.kind != Utf8Step::Kind::kCharacter) {
@@ -641,7 +973,17 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text) const {
                             " bytes, expected fewer than 2^31");
   }
   std::vector<int32_t> ids;
-  LACUNA_RETURN_IF_ERROR(state_->encode_pass(0, text, &ids));
+  ids.reserve(text.size() / 3 + 8);
+  if (add_special_tokens) {
+    ids = state_->ids_before;
+  }
+  if (!text.empty()) {
+    SplitScratch scratch;
+    LACUNA_RETURN_IF_ERROR(state_->encode_pass(0, text, &scratch, &ids));
+  }
+  if (add_special_tokens) {
+    ids.insert(ids.end(), state_->ids_after.begin(), state_->ids_after.end());
+  }
   return ids;
 }
 
@@ -667,7 +1009,7 @@ bool Tokenizer::is_special(int32_t id) const {
 int32_t Tokenizer::vocab_size() const { return static_cast<int32_t>(state_->tokens.size()); }
 
 std::optional<int32_t> Tokenizer::token_id(std::string_view content) const {
-  const auto at = state_->ids.find(std::string(content));
+  const auto at = state_->ids.find(content);
   return at == state_->ids.end() ? std::nullopt : std::optional(at->second);
 }
 

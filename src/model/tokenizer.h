@@ -1,5 +1,6 @@
-// Text to token ids and back: byte-level BPE as tokenizer.json describes it. What such a file may
-// ask for beyond that (normalizers, other models, other regular expressions) is refused by name.
+// Text to token ids and back: byte-level BPE as tokenizer.json describes it, with its regular
+// expressions. What such a file may ask for beyond that (normalizers, other models) is refused by
+// name.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +25,10 @@ class Tokenizer {
   static Result<Tokenizer> parse(std::string_view tokenizer_json);
 
   // Added tokens (special or not) are recognised anywhere in the text, leftmost first and of those
-  // the longest. Nothing is added: the chat template writes the beginning of a sequence. Text that
-  // is not UTF-8 is an error.
-  Result<std::vector<int32_t>> encode(std::string_view text) const;
+  // the longest. Nothing is added, because the chat template writes the beginning of a sequence,
+  // unless `add_special_tokens` asks for what the file's post-processor adds. Text that is not
+  // UTF-8 is an error.
+  Result<std::vector<int32_t>> encode(std::string_view text, bool add_special_tokens = false) const;
 
   // The bytes of all ids as text; bytes that are not UTF-8 become U+FFFD. Ids that name no token
   // are skipped, and special ones too if asked.

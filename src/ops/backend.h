@@ -81,6 +81,7 @@ struct Backend {
   KernelList<MoeRouteArgs> moe_route = {};
   KernelList<MoeExpertsArgs> moe_experts = {};
   KernelList<AddArgs> add = {};
+  KernelList<AdjustLogitsArgs> adjust_logits = {};
   KernelList<SampleArgs> sample = {};
   KernelList<TokenLogprobsArgs> token_logprobs = {};
 };
@@ -130,6 +131,7 @@ LACUNA_OP(SiluMulArgs, silu_mul);
 LACUNA_OP(MoeRouteArgs, moe_route);
 LACUNA_OP(MoeExpertsArgs, moe_experts);
 LACUNA_OP(AddArgs, add);
+LACUNA_OP(AdjustLogitsArgs, adjust_logits);
 LACUNA_OP(SampleArgs, sample);
 LACUNA_OP(TokenLogprobsArgs, token_logprobs);
 #undef LACUNA_OP
@@ -143,7 +145,7 @@ using AllOps =
              RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs, TopKArgs, SelectKeysArgs,
              AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs, EmbeddingArgs, RmsNormArgs,
              LayerNormArgs, RopeArgs, LinearArgs, HeadLinearArgs, SiluMulArgs, MoeRouteArgs,
-             MoeExpertsArgs, AddArgs, SampleArgs, TokenLogprobsArgs>;
+             MoeExpertsArgs, AddArgs, AdjustLogitsArgs, SampleArgs, TokenLogprobsArgs>;
 
 template <class Visitor, class... Args>
 void for_each_op(TypeList<Args...>, Visitor&& visit) {

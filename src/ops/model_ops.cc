@@ -264,6 +264,25 @@ Status Op<AddArgs>::validate(const AddArgs& args) {
   return match(args.out, "out").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status();
 }
 
+Device Op<AdjustLogitsArgs>::device(const AdjustLogitsArgs& args) { return args.logits.device; }
+bool Op<AdjustLogitsArgs>::nothing_to_do(const AdjustLogitsArgs& args) {
+  return args.rows.shape[0] == 0;
+}
+Status Op<AdjustLogitsArgs>::validate(const AdjustLogitsArgs& args) {
+  Dim rows("T"), vocab("V"), entries("N");
+  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
+                             .shape({&rows, &vocab})
+                             .dtypes({kF32})
+                             .last_contiguous()
+                             .status());
+  LACUNA_RETURN_IF_ERROR(match(args.rows, "rows").shape({&entries}).dtypes({kI32}).status());
+  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&entries}).dtypes({kI32}).status());
+  LACUNA_RETURN_IF_ERROR(
+      match(args.repetition, "repetition").shape({&entries}).dtypes({kF32}).status());
+  LACUNA_RETURN_IF_ERROR(match(args.add, "add").shape({&entries}).dtypes({kF32}).status());
+  return match(args.saved, "saved").shape({&entries}).dtypes({kF32}).status();
+}
+
 Device Op<TokenLogprobsArgs>::device(const TokenLogprobsArgs& args) { return args.out.device; }
 bool Op<TokenLogprobsArgs>::nothing_to_do(const TokenLogprobsArgs& args) {
   return args.out.shape[0] == 0;
@@ -280,6 +299,7 @@ Status Op<TokenLogprobsArgs>::validate(const TokenLogprobsArgs& args) {
 }
 
 LACUNA_PUBLIC_OP(AddArgs, add)
+LACUNA_PUBLIC_OP(AdjustLogitsArgs, adjust_logits)
 LACUNA_PUBLIC_OP(TokenLogprobsArgs, token_logprobs)
 LACUNA_PUBLIC_OP(EmbeddingArgs, embedding)
 LACUNA_PUBLIC_OP(RmsNormArgs, rms_norm)

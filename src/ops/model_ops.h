@@ -104,6 +104,20 @@ struct AddArgs {
   std::string_view kernel = {};
 };
 
+// Edits single logits, N of them (each row and id at most once): saved[i] = x, then x = x > 0 ? x /
+// repetition[i] : x * repetition[i], then x += add[i]. With `restore`, puts saved[i] back instead.
+// A row or id out of range is skipped.
+struct AdjustLogitsArgs {
+  TensorView logits;           // [T, V] f32, last dimension contiguous
+  ConstTensorView rows;        // [N] int32
+  ConstTensorView ids;         // [N] int32
+  ConstTensorView repetition;  // [N] f32
+  ConstTensorView add;         // [N] f32
+  TensorView saved;            // [N] f32
+  bool restore = false;
+  std::string_view kernel = {};
+};
+
 // out[t] = log softmax(logits[t])[ids[t]]; -inf for an id outside [0, V).
 struct TokenLogprobsArgs {
   ConstTensorView logits;  // [T, V] f32, last dimension contiguous
@@ -149,6 +163,8 @@ struct SampleArgs {
   std::string_view kernel = {};
 };
 
+Status adjust_logits(const Context& context, const AdjustLogitsArgs& args,
+                     const Launch& launch = {});
 Status add(const Context& context, const AddArgs& args, const Launch& launch = {});
 Status token_logprobs(const Context& context, const TokenLogprobsArgs& args,
                       const Launch& launch = {});
@@ -163,6 +179,7 @@ Status moe_route(const Context& context, const MoeRouteArgs& args, const Launch&
 Status moe_experts(const Context& context, const MoeExpertsArgs& args, const Launch& launch = {});
 Status sample(const Context& context, const SampleArgs& args, const Launch& launch = {});
 
+Result<int64_t> workspace_bytes(const Context& context, const AdjustLogitsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const AddArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const TokenLogprobsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const EmbeddingArgs& args);
@@ -176,6 +193,7 @@ Result<int64_t> workspace_bytes(const Context& context, const MoeRouteArgs& args
 Result<int64_t> workspace_bytes(const Context& context, const MoeExpertsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const SampleArgs& args);
 
+Explanation explain(const Context& context, const AdjustLogitsArgs& args);
 Explanation explain(const Context& context, const AddArgs& args);
 Explanation explain(const Context& context, const TokenLogprobsArgs& args);
 Explanation explain(const Context& context, const EmbeddingArgs& args);

@@ -381,7 +381,8 @@ TEST(Engine, QueuedRequestsRunInOrderAndDoNotMeet) {
       }
     }
   }
-  EXPECT_EQ(order, ids);
+  // The cancelled one is told of first, the others run one after the other.
+  EXPECT_EQ(order, (std::vector<int64_t>{ids[2], ids[0], ids[1], ids[3]}));
   for (size_t i = 0; i < ids.size(); ++i) {
     EXPECT_EQ(texts[ids[i]], expected[i]);
     EXPECT_EQ(finishes[ids[i]], i == 2 ? FinishReason::kCancelled : FinishReason::kStop);
@@ -963,7 +964,10 @@ TEST(EngineErrors, OptionsThatMakeNoSense) {
        "max_model_len: 8193, expected 1 to max_position_embeddings 8192"},
       {[](auto& o) { o.max_model_len = -1; }, invalid, "max_model_len: -1, expected"},
       {[](auto& o) { o.kv_cache_tokens = -1; }, invalid,
-       "kv_cache_tokens: -1, expected at least 1"},
+       "kv_cache_memory_bytes, kv_cache_tokens: 0, -1, expected 0 (automatic) or a size"},
+      {[](auto& o) { o.kv_cache_memory_bytes = 1000; }, invalid,
+       "kv_cache_memory_bytes: 1000 holds no block, one takes"},
+      {[](auto& o) { o.max_num_seqs = 0; }, invalid, "max_num_seqs: 0, expected 1 to 65536"},
       {[](auto& o) { o.kv_cache_dtype = "int4"; }, invalid,
        "kv_cache_dtype: \"int4\", expected auto, bfloat16, float32 or fp8_ds_mla"},
       {[](auto& o) { o.index_cache_dtype = "int4"; }, invalid,

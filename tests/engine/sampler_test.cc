@@ -86,17 +86,37 @@ class SamplerTest : public ::testing::Test {
     logits.resize(n * kVocab, 0.0f);
     sampler_.clear();
     for (const auto& [params, position] : rows) {
-      sampler_.add(params, position);
+      Request request;
+      request.sampling = params;
+      Sequence sequence(1, request, std::nullopt, &pool_, 16);
+      // The token to draw goes to `position`; what stands before is of no concern to a row without
+      // penalties.
+      sequence.tokens.assign(position, 0);
+      sampler_.add(sequence);
     }
-    const Status status =
-        sampler_.draw(run_, view_of(static_cast<const float*>(logits.data()), {n, kVocab}));
+    return run_draw(&logits, n);
+  }
+  // The next token of one sequence.
+  int32_t draw_after(const Request& request, const std::vector<int32_t>& generated,
+                     std::vector<float> logits) {
+    Sequence sequence(1, request, std::nullopt, &pool_, 16);
+    sequence.tokens.insert(sequence.tokens.end(), generated.begin(), generated.end());
+    sampler_.clear();
+    sampler_.add(sequence);
+    return run_draw(&logits, 1)[0];
+  }
+  std::vector<int32_t> run_draw(std::vector<float>* logits, int64_t rows) {
+    const std::vector<float> before = *logits;
+    const Status status = sampler_.draw(run_, view_of(logits->data(), {rows, kVocab}));
     EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(*logits, before) << "a draw must leave the logits as they were";
     return sampler_.ids();
   }
+  BlockPool pool_{1};
   static constexpr int64_t kVocab = 8;
   const Context context_ = one_thread();
   OpRunner run_{context_};
-  Sampler sampler_;
+  Sampler sampler_{{6}};  // 6 ends a sequence
   std::vector<std::byte> memory_ = std::vector<std::byte>(1 << 20);
 
   void SetUp() override {
@@ -157,21 +177,80 @@ TEST_F(SamplerTest, EachRowHasItsOwnParameters) {
   EXPECT_GT(fourth.size(), 4u);
 }
 
-TEST_F(SamplerTest, LogprobsAreOfThePlainDistributionAndForcingReplacesOneRow) {
+TEST_F(SamplerTest, LogprobsAreOfThePlainDistribution) {
   const std::vector<float> logits = {0, 0, 0, 0, 0, 0, 0, 3,  //
                                      1, 1, 1, 1, 1, 1, 1, 5};
   SamplingParams cold = hot(1);
   cold.temperature = 0.01;
-  EXPECT_EQ(draw({{cold, 0}, {{.temperature = 0}, 0}}, logits), (std::vector<int32_t>{7, 7}));
+  SamplingParams biased;
+  biased.logit_bias = {{2, 50.0f}};
+  EXPECT_EQ(draw({{cold, 1}, {biased, 1}}, logits), (std::vector<int32_t>{7, 2}));
   const double sum0 = 7 + std::exp(3.0);
   const double sum1 = 7 * std::exp(1.0) + std::exp(5.0);
   EXPECT_NEAR(sampler_.logprobs()[0], 3 - std::log(sum0), 1e-5);
-  EXPECT_NEAR(sampler_.logprobs()[1], 5 - std::log(sum1), 1e-5);
-  const float first = sampler_.logprobs()[0];
-  ASSERT_TRUE(sampler_.force(run_, view_of(logits.data(), {2, kVocab}), 1, 2).ok());
-  EXPECT_EQ(sampler_.ids(), (std::vector<int32_t>{7, 2}));
-  EXPECT_EQ(sampler_.logprobs()[0], first);
-  EXPECT_NEAR(sampler_.logprobs()[1], 1 - std::log(sum1), 1e-5);
+  EXPECT_NEAR(sampler_.logprobs()[1], 1 - std::log(sum1), 1e-5);  // before the bias
+}
+
+TEST_F(SamplerTest, ForcedTokensAreTakenWithTheirOwnLogprob) {
+  Request request;
+  request.prompt = {0};
+  request.forced_tokens = {3, 4};
+  const std::vector<float> logits = {1, 1, 1, 1, 1, 1, 1, 5};
+  EXPECT_EQ(draw_after(request, {}, logits), 3);
+  EXPECT_NEAR(sampler_.logprobs()[0], 1 - std::log(7 * std::exp(1.0) + std::exp(5.0)), 1e-5);
+  EXPECT_EQ(draw_after(request, {3}, logits), 4);
+  EXPECT_EQ(draw_after(request, {3, 4}, logits), 7);  // no more to force
+}
+
+TEST_F(SamplerTest, PenaltiesFollowTheAnswerAndRepetitionThePromptToo) {
+  const std::vector<float> logits = {2.0f, 1.9f, 1.5f, 0, 0, 0, 0, -1};
+  Request request;
+  request.prompt = {0};
+  request.sampling.presence_penalty = 0.2;
+  EXPECT_EQ(draw_after(request, {}, logits), 0);      // the prompt does not count
+  EXPECT_EQ(draw_after(request, {0}, logits), 1);     // 1.8 < 1.9
+  EXPECT_EQ(draw_after(request, {0, 0}, logits), 1);  // once, however often
+  EXPECT_EQ(draw_after(request, {0, 1}, logits), 0);  // 1.8 against 1.7
+  request.sampling.presence_penalty = 0;
+  request.sampling.frequency_penalty = 0.06;
+  EXPECT_EQ(draw_after(request, {0}, logits), 0);     // 1.94
+  EXPECT_EQ(draw_after(request, {0, 0}, logits), 1);  // 1.88
+  request.sampling.frequency_penalty = 0;
+  request.sampling.repetition_penalty = 2;
+  EXPECT_EQ(draw_after(request, {}, logits), 1);      // 0 stands in the prompt: 2 / 2
+  EXPECT_EQ(draw_after(request, {1, 2}, logits), 0);  // 1.0, 0.95, 0.75
+}
+
+TEST_F(SamplerTest, NothingEndsBeforeMinTokens) {
+  const std::vector<float> logits = {0, 1, 0, 0, 0, 2, 9, 0};
+  Request request;
+  request.prompt = {0};
+  request.sampling.min_tokens = 2;
+  request.sampling.stop_token_ids = {5};
+  EXPECT_EQ(draw_after(request, {}, logits), 1);
+  EXPECT_EQ(draw_after(request, {1}, logits), 1);
+  EXPECT_EQ(draw_after(request, {1, 1}, logits), 6);
+}
+
+TEST_F(SamplerTest, ReportsTheMostLikelyTokens) {
+  const std::vector<float> logits = {0, 3, 1, 3, 2, 0, 0, 0};
+  Request request;
+  request.prompt = {0};
+  request.sampling.top_logprobs = 4;
+  draw_after(request, {}, logits);
+  ASSERT_EQ(sampler_.top().size(), 1u);
+  const std::vector<TokenLogprob>& top = sampler_.top()[0];
+  ASSERT_EQ(top.size(), 4u);
+  double sum = 0;
+  for (const float x : logits) {
+    sum += std::exp(static_cast<double>(x));
+  }
+  const std::vector<int32_t> ids = {1, 3, 4, 2};  // equal ones: lowest id first
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(top[i].token_id, ids[i]);
+    EXPECT_NEAR(top[i].logprob, logits[ids[i]] - std::log(sum), 1e-5);
+  }
+  EXPECT_EQ(top[0].logprob, sampler_.logprobs()[0]);
 }
 
 }  // namespace

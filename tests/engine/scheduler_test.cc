@@ -3,9 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <vector>
+
+#include "core/rng.h"
 
 namespace lacuna {
 namespace {
@@ -21,88 +25,246 @@ std::unique_ptr<Sequence> sequence_of(int64_t id, int64_t length, BlockPool* poo
   return std::make_unique<Sequence>(id, std::move(request), kNoTokenizer, pool, block_size);
 }
 
+// Runs a step: schedules, computes, and lets each sequence that samples have a token.
+struct Stepper {
+  explicit Stepper(const SchedulerLimits& limits) : scheduler(limits) {}
+  const std::vector<ScheduledRows>& step() {
+    scheduler.schedule(&rows, &stuck);
+    // Taken down first: commit moves on.
+    taken.clear();
+    for (const ScheduledRows& r : rows) {
+      taken.push_back({r.sequence->id, r.num_rows});
+    }
+    scheduler.commit(rows);
+    for (const ScheduledRows& r : rows) {
+      if (r.samples) {
+        r.sequence->tokens.push_back(static_cast<int32_t>(7 + r.sequence->num_tokens()));
+      }
+    }
+    return rows;
+  }
+  Scheduler scheduler;
+  std::vector<ScheduledRows> rows;
+  std::vector<std::pair<int64_t, int64_t>> taken;  // id, rows
+  Sequence* stuck = nullptr;
+};
+using Taken = std::vector<std::pair<int64_t, int64_t>>;
+
 TEST(Scheduler, APromptComesInChunksThenOneRowAStep) {
   BlockPool pool(20);
-  Scheduler scheduler(5);
-  scheduler.add(sequence_of(1, 12, &pool));
-  Sequence* sequence = scheduler.find(1);
+  Stepper stepper({.rows_max = 5});
+  stepper.scheduler.add(sequence_of(1, 12, &pool));
+  Sequence* sequence = stepper.scheduler.find(1);
   ASSERT_NE(sequence, nullptr);
-  std::vector<ScheduledRows> rows;
-  struct Step {
-    int64_t rows;
-    bool samples;
-    int blocks;
-  };
-  for (const Step step : {Step{5, false, 2}, {5, false, 3}, {2, true, 3}}) {
+  for (const int64_t rows : {5, 5, 2}) {
     EXPECT_FALSE(sequence->is_decoding());
-    ASSERT_TRUE(scheduler.schedule(&rows).ok());
-    ASSERT_EQ(rows.size(), 1u);
-    EXPECT_EQ(rows[0].sequence, sequence);
-    EXPECT_EQ(rows[0].num_rows, step.rows);
-    EXPECT_EQ(rows[0].samples, step.samples);
-    EXPECT_EQ(20 - pool.num_free(), step.blocks);
-    sequence->num_computed += rows[0].num_rows;
+    stepper.step();
+    EXPECT_EQ(stepper.taken, (Taken{{1, rows}}));
   }
+  EXPECT_EQ(pool.num_used(), 3);
   for (int i = 0; i < 5; ++i) {
-    sequence->tokens.push_back(7);
     EXPECT_TRUE(sequence->is_decoding());
     EXPECT_EQ(sequence->num_generated(), i + 1);
-    ASSERT_TRUE(scheduler.schedule(&rows).ok());
-    EXPECT_EQ(rows[0].num_rows, 1);
-    EXPECT_TRUE(rows[0].samples);
-    sequence->num_computed += 1;
+    stepper.step();
+    EXPECT_EQ(stepper.taken, (Taken{{1, 1}}));
   }
-  EXPECT_EQ(20 - pool.num_free(), 5);  // 17 tokens in blocks of 4
+  EXPECT_EQ(pool.num_used(), 5);  // 17 tokens in blocks of 4
 }
 
-TEST(Scheduler, FirstComeFirstServed) {
-  BlockPool pool(20);
-  Scheduler scheduler(100);
-  std::vector<ScheduledRows> rows(3);
-  ASSERT_TRUE(scheduler.schedule(&rows).ok());
-  EXPECT_TRUE(rows.empty());
-  EXPECT_TRUE(scheduler.empty());
-  EXPECT_EQ(scheduler.front(), nullptr);
-  for (const int64_t id : {7, 3, 5}) {
-    scheduler.add(sequence_of(id, 4, &pool));
-  }
-  EXPECT_FALSE(scheduler.empty());
-  for (const int64_t id : {7, 3, 5}) {
-    EXPECT_EQ(scheduler.front()->id, id);
-    ASSERT_TRUE(scheduler.schedule(&rows).ok());
-    ASSERT_EQ(rows.size(), 1u);
-    EXPECT_EQ(rows[0].sequence->id, id);
-    EXPECT_EQ(pool.num_free(), 19);  // the others have no blocks yet
-    EXPECT_NE(scheduler.remove(id), nullptr);
-    EXPECT_EQ(pool.num_free(), 20);
-  }
-  EXPECT_TRUE(scheduler.empty());
+TEST(Scheduler, DecodesComeFirstAndPromptsShareTheRestOfTheBudget) {
+  BlockPool pool(100);
+  Stepper stepper({.rows_max = 8, .sequences_max = 4});
+  stepper.scheduler.add(sequence_of(1, 6, &pool));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 6}}));
+  stepper.scheduler.add(sequence_of(2, 10, &pool));
+  stepper.scheduler.add(sequence_of(3, 3, &pool));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 7}}));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 3}, {3, 3}}));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 1}, {3, 1}}));
 }
 
-TEST(Scheduler, RemovesFromTheMiddleAndKnowsWhatItHas) {
-  BlockPool pool(20);
-  Scheduler scheduler(100);
-  for (const int64_t id : {1, 2, 3}) {
-    scheduler.add(sequence_of(id, 4, &pool));
+TEST(Scheduler, RunsAtMostSoManyAndTheMostUrgentFirst) {
+  BlockPool pool(100);
+  Stepper stepper({.rows_max = 100, .sequences_max = 2});
+  for (const int64_t id : {1, 2, 3, 4}) {
+    auto sequence = sequence_of(id, 4, &pool);
+    sequence->request.priority = id == 3 ? -1 : 0;
+    stepper.scheduler.add(std::move(sequence));
   }
-  EXPECT_EQ(scheduler.find(4), nullptr);
-  EXPECT_EQ(scheduler.remove(4), nullptr);
-  EXPECT_EQ(scheduler.remove(2)->id, 2);
-  EXPECT_EQ(scheduler.find(2), nullptr);
-  EXPECT_EQ(scheduler.find(3)->id, 3);
-  scheduler.remove(1);
-  EXPECT_EQ(scheduler.front()->id, 3);
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{3, 4}, {1, 4}}));
+  EXPECT_EQ(stepper.scheduler.num_running(), 2);
+  EXPECT_EQ(stepper.scheduler.num_waiting(), 2);
+  stepper.scheduler.remove(3);
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 4}}));
 }
 
-TEST(Scheduler, SaysWhenTheCacheCanNotHoldTheStep) {
+TEST(Scheduler, TheNewestGivesItsBlocksUpAndComesBack) {
+  BlockPool pool(4);  // 16 tokens
+  Stepper stepper({.rows_max = 100, .sequences_max = 4, .prefix_caching = false});
+  stepper.scheduler.add(sequence_of(1, 7, &pool));
+  stepper.scheduler.add(sequence_of(2, 8, &pool));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 7}, {2, 8}}));
+  stepper.step();  // 1 has room for its eighth token, 2 would need a third block
+  EXPECT_EQ(stepper.scheduler.num_preemptions(), 1);
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}}));
+  EXPECT_EQ(stepper.scheduler.num_waiting(), 1);
+  EXPECT_EQ(stepper.scheduler.find(2)->num_computed, 0);
+  EXPECT_EQ(pool.num_used(), 2);
+  stepper.scheduler.remove(1);
+  stepper.step();  // its prompt and the token it had are computed anew
+  EXPECT_EQ(stepper.taken, (Taken{{2, 9}}));
+}
+
+TEST(Scheduler, NamesTheSequenceThatCanNotGoOn) {
   BlockPool pool(2);
-  Scheduler scheduler(100);
-  scheduler.add(sequence_of(1, 12, &pool));
-  std::vector<ScheduledRows> rows;
-  const Status status = scheduler.schedule(&rows);
-  EXPECT_EQ(status.code(), StatusCode::kOutOfMemory);
-  EXPECT_EQ(status.message(), "kv cache: 3 more blocks of 4 tokens are needed, 2 of 2 are free");
-  EXPECT_TRUE(rows.empty());
+  Stepper stepper({.rows_max = 100});
+  stepper.scheduler.add(sequence_of(1, 8, &pool));
+  stepper.step();
+  EXPECT_EQ(stepper.stuck, nullptr);
+  stepper.step();
+  EXPECT_TRUE(stepper.rows.empty());
+  ASSERT_NE(stepper.stuck, nullptr);
+  EXPECT_EQ(stepper.stuck->id, 1);
+}
+
+TEST(Scheduler, ASharedBeginningIsNotComputedAgain) {
+  BlockPool pool(20);
+  Stepper stepper({.rows_max = 100, .sequences_max = 4});
+  stepper.scheduler.add(sequence_of(1, 12, &pool));
+  stepper.step();
+  auto twin = sequence_of(2, 12, &pool);
+  twin->request.prompt = stepper.scheduler.find(1)->request.prompt;
+  twin->tokens = twin->request.prompt;
+  stepper.scheduler.add(std::move(twin));
+  stepper.step();
+  // The last token is computed again for its logits, so the third block can not be shared.
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 4}}));
+  EXPECT_EQ(stepper.scheduler.prefix_queries(), 12 + 12);
+  EXPECT_EQ(stepper.scheduler.prefix_hits(), 8);
+  EXPECT_EQ(stepper.scheduler.find(2)->blocks.blocks()[0],
+            stepper.scheduler.find(1)->blocks.blocks()[0]);
+  // Log-probabilities of the prompt need every row.
+  auto exact = sequence_of(3, 12, &pool);
+  exact->request.prompt = stepper.scheduler.find(1)->request.prompt;
+  exact->tokens = exact->request.prompt;
+  exact->request.prompt_logprobs = true;
+  stepper.scheduler.add(std::move(exact));
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{1, 1}, {2, 1}, {3, 12}}));
+}
+
+TEST(Scheduler, TakesCancelledSequencesOutWhereverTheyAre) {
+  BlockPool pool(20);
+  Stepper stepper({.rows_max = 6, .sequences_max = 1});
+  for (const int64_t id : {1, 2, 3}) {
+    stepper.scheduler.add(sequence_of(id, 8, &pool));
+  }
+  stepper.step();
+  stepper.scheduler.find(1)->cancelled = true;
+  stepper.scheduler.find(3)->cancelled = true;
+  EXPECT_EQ(stepper.scheduler.take_cancelled().size(), 2u);
+  EXPECT_EQ(pool.num_used(), 0);
+  stepper.step();
+  EXPECT_EQ(stepper.taken, (Taken{{2, 6}}));
+}
+
+// Random requests with shared beginnings, random cancels and a cache that is too small, against
+// what must hold in every step whatever the schedule.
+TEST(Scheduler, KeepsItsPromisesUnderRandomLoad) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    uint64_t counter = 0;
+    const auto random = [&](int64_t n) {
+      return static_cast<int64_t>(philox4x32(seed, counter++)[0] % static_cast<uint64_t>(n));
+    };
+    BlockPool pool(static_cast<int32_t>(12 + random(20)));
+    const int64_t rows_max = 1 + random(20);
+    const int64_t sequences_max = 1 + random(6);
+    Scheduler scheduler(
+        {.rows_max = rows_max, .sequences_max = sequences_max, .prefix_caching = random(2) == 0});
+    std::map<int64_t, int64_t> wanted;  // id -> tokens it shall have in the end
+    int64_t next_id = 1;
+    int64_t finished = 0;
+    std::vector<ScheduledRows> rows;
+    Sequence* stuck = nullptr;
+    for (int step = 0; step < 4000 && (finished < 60 || !scheduler.empty()); ++step) {
+      if (next_id <= 60 && random(3) == 0) {
+        const int64_t length = 1 + random(30);
+        auto sequence = sequence_of(next_id, length, &pool);
+        for (int64_t i = 0; i < length; ++i) {  // few different beginnings
+          sequence->request.prompt[i] = static_cast<int32_t>(i < 16 ? next_id % 3 : random(50));
+        }
+        sequence->tokens = sequence->request.prompt;
+        sequence->request.priority = static_cast<int>(random(2));
+        wanted[next_id] = length + 1 + random(12);
+        scheduler.add(std::move(sequence));
+        ++next_id;
+      }
+      if (random(20) == 0 && next_id > 1) {
+        if (Sequence* victim = scheduler.find(1 + random(next_id - 1))) {
+          victim->cancelled = true;
+          finished += static_cast<int64_t>(scheduler.take_cancelled().size());
+        }
+      }
+      scheduler.schedule(&rows, &stuck);
+      if (stuck != nullptr) {
+        ASSERT_TRUE(rows.empty());
+        ++finished;
+        scheduler.remove(stuck->id);
+        continue;
+      }
+      ASSERT_TRUE(!rows.empty() || scheduler.empty()) << "seed " << seed << " stands still";
+      int64_t total = 0;
+      bool prompts_begun = false;
+      std::set<std::pair<int32_t, int64_t>> written;  // block and offset
+      for (const ScheduledRows& r : rows) {
+        ASSERT_GE(r.num_rows, 1);
+        total += r.num_rows;
+        ASSERT_LE(r.sequence->num_computed + r.num_rows, r.sequence->num_tokens());
+        ASSERT_LE(r.sequence->num_computed + r.num_rows, r.sequence->blocks.capacity());
+        ASSERT_EQ(r.samples, r.sequence->num_computed + r.num_rows == r.sequence->num_tokens());
+        if (!r.sequence->is_decoding()) {
+          prompts_begun = true;
+        } else if (r.num_rows == 1 && r.sequence->num_generated() > 0) {
+          // A sequence that came back may have a single row left among the prompts.
+          ASSERT_TRUE(!prompts_begun || r.sequence->num_computed % 4 == 0);
+        }
+        for (int64_t i = 0; i < r.num_rows; ++i) {
+          const int64_t slot = r.sequence->blocks.slot(r.sequence->num_computed + i);
+          ASSERT_TRUE(written.insert({static_cast<int32_t>(slot / 4), slot % 4}).second)
+              << "seed " << seed << ": two rows write one slot";
+        }
+      }
+      ASSERT_LE(total, rows_max);
+      ASSERT_LE(scheduler.num_running(), sequences_max);
+      scheduler.commit(rows);
+      std::vector<int64_t> done;
+      for (const ScheduledRows& r : rows) {
+        if (r.samples) {
+          r.sequence->tokens.push_back(static_cast<int32_t>(random(50)));
+          if (r.sequence->num_tokens() >= wanted[r.sequence->id]) {
+            done.push_back(r.sequence->id);
+          }
+        }
+      }
+      for (const int64_t id : done) {
+        ASSERT_NE(scheduler.remove(id), nullptr);
+        ++finished;
+      }
+    }
+    ASSERT_TRUE(scheduler.empty()) << "seed " << seed;
+    ASSERT_EQ(finished, 60) << "seed " << seed;
+    ASSERT_EQ(pool.num_used(), 0) << "seed " << seed << " leaks blocks";
+    pool.clear_cached();
+    ASSERT_EQ(pool.num_cached(), 0);
+    ASSERT_EQ(pool.num_free(), pool.num_blocks());
+  }
 }
 
 TEST(FillBatch, DecodesAndChunksTogether) {

@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 // All 256 bytes, a few merges, added tokens of every kind.
-lacuna::Tokenizer fixed_tokenizer() {
+lacuna::Tokenizer fixed_tokenizer(const char* regex) {
   json vocab;
   char32_t next = 0x100;
   for (int byte = 0; byte < 256; ++byte) {
@@ -43,7 +43,7 @@ lacuna::Tokenizer fixed_tokenizer() {
       {"pre_tokenizer",
        {{"type", "Sequence"},
         {"pretokenizers",
-         {{{"type", "Split"}, {"pattern", {{"Regex", "\\p{N}"}}}, {"behavior", "Isolated"}},
+         {{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}},
           {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}}}}},
       {"decoder", {{"type", "ByteLevel"}}},
       {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", merges}}}};
@@ -81,9 +81,13 @@ void stream(const lacuna::Tokenizer& tokenizer, std::string_view bytes) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const lacuna::Tokenizer fixed = fixed_tokenizer();
+  static const lacuna::Tokenizer fixed = fixed_tokenizer("\\p{N}");
+  static const lacuna::Tokenizer words = fixed_tokenizer(
+      "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+      "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+");
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   round_trip(fixed, text);
+  round_trip(words, text);
   stream(fixed, text);
   const lacuna::Result<lacuna::Tokenizer> tokenizer = lacuna::Tokenizer::parse(text);
   if (!tokenizer.ok()) {

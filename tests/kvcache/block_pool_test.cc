@@ -4,9 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
+
+#include "core/rng.h"
 
 namespace lacuna {
 namespace {
@@ -66,8 +70,8 @@ TEST(BlockPoolDeathTest, WrongOwnersAreCaught) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockPool pool(2);
   const int32_t block = *pool.allocate();
-  EXPECT_DEATH(pool.release(1 - block), "ref_counts_");
-  EXPECT_DEATH(pool.retain(1 - block), "ref_counts_");
+  EXPECT_DEATH(pool.release(1 - block), "ref_count");
+  EXPECT_DEATH(pool.retain(1 - block), "has_hash");
   EXPECT_DEATH(pool.release(2), "num_blocks");
   EXPECT_DEATH(pool.release(-1), "block >= 0");
 }
@@ -120,6 +124,135 @@ TEST(BlockPool, RandomSchedulesAgreeWithAModel) {
                 kBlocks);
     }
     EXPECT_GT(exhausted, 100);
+  }
+}
+
+TEST(BlockPool, KnownContentIsKeptUntilItsBlockIsNeeded) {
+  BlockPool pool(2);
+  const BlockHash first = chain_hash(root_hash(1), std::vector<int32_t>{1, 2});
+  const BlockHash second = chain_hash(first, std::vector<int32_t>{3, 4});
+  const int32_t a = *pool.allocate();
+  const int32_t b = *pool.allocate();
+  pool.publish(a, first);
+  pool.publish(b, second);
+  EXPECT_EQ(pool.find(first), a);
+  pool.release(b);
+  pool.release(a);
+  EXPECT_EQ(pool.num_cached(), 2);
+  EXPECT_EQ(pool.num_free(), 2);
+  EXPECT_EQ(pool.num_used(), 0);
+  pool.retain(b);  // shared again: no longer the oldest
+  pool.release(b);
+  EXPECT_EQ(*pool.allocate(), a);  // least recently used
+  EXPECT_EQ(pool.find(first), std::nullopt);
+  EXPECT_EQ(pool.find(second), b);
+  EXPECT_EQ(pool.num_evictions(), 1);
+}
+
+TEST(BlockPool, TheSameContentIsKnownOnce) {
+  BlockPool pool(3);
+  const BlockHash hash = chain_hash(root_hash(1), std::vector<int32_t>{5});
+  const int32_t a = *pool.allocate();
+  const int32_t b = *pool.allocate();
+  pool.publish(a, hash);
+  pool.publish(b, hash);
+  EXPECT_EQ(pool.find(hash), a);
+  pool.release(b);  // without known content: free, not cached
+  EXPECT_EQ(pool.num_cached(), 0);
+  pool.release(a);
+  EXPECT_EQ(pool.num_cached(), 1);
+  pool.clear_cached();
+  EXPECT_EQ(pool.find(hash), std::nullopt);
+  EXPECT_EQ(pool.num_cached(), 0);
+  EXPECT_EQ(pool.num_free(), 3);
+}
+
+TEST(BlockHash, DependsOnSaltOrderAndEveryTokenBefore) {
+  const std::vector<int32_t> tokens = {1, 2, 3};
+  std::set<std::pair<uint64_t, uint64_t>> seen;
+  const auto add = [&](const BlockHash& hash) {
+    EXPECT_TRUE(seen.insert({hash.lo, hash.hi}).second);
+  };
+  add(chain_hash(root_hash(0), tokens));
+  add(chain_hash(root_hash(1), tokens));
+  add(chain_hash(root_hash(0), std::vector<int32_t>{3, 2, 1}));
+  add(chain_hash(root_hash(0), std::vector<int32_t>{1, 2}));
+  add(chain_hash(chain_hash(root_hash(0), tokens), tokens));
+  add(chain_hash(root_hash(0), std::vector<int32_t>{0, 1, 2, 3}));
+  add(chain_hash(root_hash(0), std::vector<int32_t>{-1, 2, 3}));
+}
+
+// Random allocations, shares, publications and releases, against a model of owners and contents.
+TEST(BlockPool, SharedContentAgreesWithAModelUnderRandomSchedules) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    uint64_t counter = 0;
+    const auto random = [&](int64_t n) {
+      return static_cast<int64_t>(philox4x32(seed, counter++)[0] % static_cast<uint64_t>(n));
+    };
+    const int32_t num_blocks = static_cast<int32_t>(1 + random(12));
+    BlockPool pool(num_blocks);
+    std::vector<int> owners(num_blocks, 0);
+    std::map<int64_t, int32_t> content;  // key -> block
+    std::vector<int64_t> key_of(num_blocks, -1);
+    std::vector<int32_t> unused_order;  // blocks with content and no owner, oldest first
+    const auto hash_of = [](int64_t key) {
+      return chain_hash(root_hash(7), std::vector<int32_t>{static_cast<int32_t>(key)});
+    };
+    for (int step = 0; step < 3000; ++step) {
+      const int64_t action = random(5);
+      if (action == 0) {
+        const std::optional<int32_t> block = pool.allocate();
+        const int64_t owned =
+            std::count_if(owners.begin(), owners.end(), [](int n) { return n > 0; });
+        ASSERT_EQ(block.has_value(), owned < num_blocks);
+        if (block.has_value()) {
+          ASSERT_EQ(owners[*block], 0);
+          if (key_of[*block] >=
+              0) {  // evicted: it must have been the oldest, and no block was blank
+            ASSERT_EQ(unused_order.front(), *block);
+            ASSERT_EQ(owned + static_cast<int64_t>(unused_order.size()), num_blocks);
+            unused_order.erase(unused_order.begin());
+            content.erase(key_of[*block]);
+            key_of[*block] = -1;
+          }
+          owners[*block] = 1;
+        }
+      } else if (action == 1) {
+        const int64_t key = random(10);
+        const std::optional<int32_t> block = pool.find(hash_of(key));
+        ASSERT_EQ(block.has_value(), content.count(key) == 1);
+        if (block.has_value()) {
+          ASSERT_EQ(*block, content[key]);
+          pool.retain(*block);
+          if (owners[*block]++ == 0) {
+            std::erase(unused_order, *block);
+          }
+        }
+      } else if (action == 2) {
+        const int32_t block = static_cast<int32_t>(random(num_blocks));
+        if (owners[block] > 0) {
+          const int64_t key = random(10);
+          pool.publish(block, hash_of(key));
+          if (key_of[block] < 0 && content.count(key) == 0) {
+            content[key] = block;
+            key_of[block] = key;
+          }
+        }
+      } else {
+        const int32_t block = static_cast<int32_t>(random(num_blocks));
+        if (owners[block] > 0) {
+          pool.release(block);
+          if (--owners[block] == 0 && key_of[block] >= 0) {
+            unused_order.push_back(block);
+          }
+        }
+      }
+      const int64_t owned =
+          std::count_if(owners.begin(), owners.end(), [](int n) { return n > 0; });
+      ASSERT_EQ(pool.num_used(), owned) << "seed " << seed;
+      ASSERT_EQ(pool.num_free(), num_blocks - owned);
+      ASSERT_EQ(pool.num_cached(), static_cast<int32_t>(unused_order.size()));
+    }
   }
 }
 

@@ -268,26 +268,27 @@ TEST(Tokenizer, WhatIsNotSupportedIsRefusedByName) {
     EXPECT_EQ(error.rfind("tokenizer.json: ", 0), 0u) << error;
   };
   const std::string first = "/pre_tokenizer/pretokenizers/0";
-  expect((first + "/pattern/Regex").c_str(), "\\p{N}{1,3}",
-         "pre_tokenizer Split regex \"\\p{N}{1,3}\" is not supported yet; supported: the regex "
-         "\\p{N} with behavior Isolated");
-  expect((first + "/pattern").c_str(), {{"String", " "}}, "pre_tokenizer Split string \" \"");
-  expect((first + "/behavior").c_str(), "Removed", "pre_tokenizer Split behavior \"Removed\"");
-  expect((first + "/invert").c_str(), true, "pre_tokenizer Split invert true");
-  expect((first + "/type").c_str(), "Digits", "pre_tokenizer \"Digits\" before the end");
-  expect("/pre_tokenizer/pretokenizers/1/use_regex", true, "ByteLevel use_regex true");
-  expect("/pre_tokenizer/pretokenizers/1/add_prefix_space", true, "add_prefix_space true");
+  expect((first + "/pattern/Regex").c_str(), "[a&&b]",
+         "pre_tokenizer regex \"[a&&b]\": && within brackets is not supported");
+  expect((first + "/pattern/Regex").c_str(), "a(",
+         "pre_tokenizer regex \"a(\": PCRE2 says: missing closing parenthesis (at byte 2)");
+  expect((first + "/pattern").c_str(), {{"String", ""}}, "pre_tokenizer Split pattern an object");
+  expect((first + "/behavior").c_str(), "Sideways", "pre_tokenizer Split behavior \"Sideways\"");
+  expect((first + "/type").c_str(), "Whitespace", "pre_tokenizer \"Whitespace\" before the end");
   expect("/pre_tokenizer", nullptr, "pre_tokenizer null is not supported yet");
   expect("/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer \"Metaspace\"");
   expect("/normalizer", {{"type", "NFC"}}, "normalizer \"NFC\" is not supported yet");
   expect("/decoder", nullptr, "decoder null");
   expect("/decoder", {{"type", "WordPiece"}}, "decoder \"WordPiece\"");
-  expect("/post_processor", {{"type", "TemplateProcessing"}}, "post_processor");
+  expect("/post_processor", {{"type", "BertProcessing"}}, "post_processor \"BertProcessing\"");
+  expect("/post_processor", {{"type", "TemplateProcessing"}}, "post_processor.single: missing");
+  expect("/post_processor",
+         {{"type", "TemplateProcessing"}, {"single", {{{"SpecialToken", {{"id", "<q>"}}}}}}},
+         "post_processor.single: a SpecialToken that special_tokens does not list");
   expect("/model/type", "Unigram", "model type \"Unigram\" is not supported yet; supported: BPE");
   expect("/model/byte_fallback", true, "model byte_fallback true");
   expect("/model/dropout", 0.1, "model dropout 0.1");
   expect("/model/end_of_word_suffix", "</w>", "model end_of_word_suffix \"</w>\"");
-  expect("/added_tokens/0/lstrip", true, "added_tokens[0] \"<s>\" lstrip true");
   expect("/added_tokens/0/id", 5, "added_tokens[0] \"<s>\": id 5 belongs to another token");
   expect("/added_tokens/0/id", -5, "added_tokens[0].id: -5, expected an id in 0..");
   expect("/added_tokens/0/id", 1e9, "expected an id in 0..");

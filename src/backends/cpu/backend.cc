@@ -34,6 +34,7 @@ const Backend kBackend = {
     .moe_route = {&kMoeRoute, 1},
     .moe_experts = {&kMoeExperts, 1},
     .add = {&kAdd, 1},
+    .adjust_logits = {&kAdjustLogits, 1},
     .sample = {&kSample, 1},
     .token_logprobs = {&kTokenLogprobs, 1},
 };

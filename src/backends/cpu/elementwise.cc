@@ -46,6 +46,26 @@ Status run_token_logprobs(const TokenLogprobsArgs& args, const DeviceInfo& devic
   return ok_status();
 }
 
+Status run_adjust_logits(const AdjustLogitsArgs& args, const DeviceInfo&, const Launch&) {
+  for (int64_t i = 0; i < args.rows.shape[0]; ++i) {
+    const int32_t row = args.rows.as<int32_t>()[i * args.rows.strides[0]];
+    const int32_t id = args.ids.as<int32_t>()[i * args.ids.strides[0]];
+    if (row < 0 || row >= args.logits.shape[0] || id < 0 || id >= args.logits.shape[1]) {
+      continue;
+    }
+    float& x = args.logits.as<float>()[row * args.logits.strides[0] + id];
+    float& saved = args.saved.as<float>()[i * args.saved.strides[0]];
+    if (args.restore) {
+      x = saved;
+      continue;
+    }
+    saved = x;
+    const float repetition = args.repetition.as<float>()[i * args.repetition.strides[0]];
+    x = (x > 0 ? x / repetition : x * repetition) + args.add.as<float>()[i * args.add.strides[0]];
+  }
+  return ok_status();
+}
+
 template <class Args>
 Status always(const Args&, const DeviceInfo&) {
   return ok_status();
@@ -54,6 +74,8 @@ Status always(const Args&, const DeviceInfo&) {
 }  // namespace
 
 const Kernel<AddArgs> kAdd = {.name = "cpu/add", .supports = always<AddArgs>, .run = run_add};
+const Kernel<AdjustLogitsArgs> kAdjustLogits = {
+    .name = "cpu/adjust_logits", .supports = always<AdjustLogitsArgs>, .run = run_adjust_logits};
 const Kernel<TokenLogprobsArgs> kTokenLogprobs = {
     .name = "cpu/token_logprobs", .supports = always<TokenLogprobsArgs>, .run = run_token_logprobs};
 

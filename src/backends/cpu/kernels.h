@@ -35,6 +35,7 @@ extern const Kernel<MoeExpertsArgs> kMoeExperts;
 extern const Kernel<SampleArgs> kSample;
 // elementwise.cc
 extern const Kernel<AddArgs> kAdd;
+extern const Kernel<AdjustLogitsArgs> kAdjustLogits;
 extern const Kernel<TokenLogprobsArgs> kTokenLogprobs;
 
 // Name of the SIMD target that run-time dispatch picks on this machine.
