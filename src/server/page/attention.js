@@ -139,8 +139,9 @@ export async function showRequest(id) {
     shown: -1,
   };
   showNote('');
-  drawGroups();
   drawTokens();
+  drawLegend();
+  drawGroups();
   const rows = [...(groups[0]?.rows.keys() ?? [])];
   // The row that chose the first token of the answer, if the answer has one.
   const first = selection.prompt_tokens - 1;
@@ -182,8 +183,7 @@ function choose(group) {
     button.setAttribute('aria-checked', String(i === group));
     button.tabIndex = i === group ? 0 : -1;
   });
-  scene.shown = -1;
-  show(scene.cursor);
+  redraw();
 }
 
 function visibleText(text) {
@@ -217,8 +217,9 @@ function drawTokens() {
       span.classList.add('blank');
     }
     if (i > 0 && tokens[i - 1].block !== token.block || i === 0) {
-      span.classList.add('block-start');
-      span.dataset.block = token.block;
+      const mark = element('i', {className: 'block', textContent: token.block});
+      mark.setAttribute('aria-hidden', 'true');
+      all.append(mark);
     }
     if (i >= promptTokens) {
       span.classList.add('answer');
@@ -350,6 +351,8 @@ function drawMap(position, votes) {
   const read = new Set([...votes.keys()].map((key) => tokens[key].block));
   label('Cache blocks', 0);
   const size = Math.max(scene.selection.block_size, 1);
+  draw.font = `${size * step < 18 ? 9 : 11}px system-ui, sans-serif`;
+  const widest = draw.measureText(String(tokens.at(-1).block)).width;
   for (let begin = 0; begin < tokens.length; begin += size) {
     const end = Math.min(begin + size, tokens.length);
     const {block} = tokens[begin];
@@ -357,13 +360,14 @@ function drawMap(position, votes) {
     draw.fillStyle = colorOf(read.has(block) ? '--block-read' : '--block');
     draw.fillRect(x(begin), 2, Math.max(room - 1, 0.5), row - 4);
     const text = String(block);
-    if (room > draw.measureText(text).width + 4) {
+    if (size * step > widest + 2 && room > draw.measureText(text).width + 2) {
       draw.fillStyle = read.has(block) ? colorOf('--on-block-read') : faint;
       draw.textAlign = 'center';
       draw.fillText(text, (x(begin) + x(end) - 1) / 2, row / 2 + 1);
       draw.textAlign = 'start';
     }
   }
+  draw.font = '11px system-ui, sans-serif';
   lines.forEach((line, i) => {
     const top = (i + 1) * row;
     label(line.name, i + 1);
@@ -383,19 +387,19 @@ function drawMap(position, votes) {
   label('Lane', lines.length + 1);
   draw.fillStyle = colorOf('--track');
   draw.fillRect(gutter, top + 2, width - gutter, row - 4);
-  let last = null;
-  for (let i = 0; i < tokens.length; ++i) {
-    const entry = scene.steps.get(i);
-    if (!entry) {
-      continue;
+  for (let begin = 0; begin < tokens.length;) {
+    const entry = scene.steps.get(begin);
+    let end = begin + 1;
+    while (end < tokens.length && scene.steps.get(end)?.step === entry?.step &&
+           scene.steps.get(end)?.lane === entry?.lane) {
+      ++end;
     }
-    draw.fillStyle = colorOf(LANE_COLORS[entry.lane] ?? '--ink-faint');
-    draw.fillRect(x(i), top + 2, step + 0.5, row - 4);
-    if (last && last.step !== entry.step && step * 4 > 1) {
-      draw.fillStyle = colorOf('--surface');
-      draw.fillRect(x(i) - 0.5, top + 2, 1, row - 4);
+    if (entry) {
+      const room = x(end) - x(begin);
+      draw.fillStyle = colorOf(LANE_COLORS[entry.lane] ?? '--ink-faint');
+      draw.fillRect(x(begin), top + 2, room > 3 ? room - 1 : room, row - 4);
     }
-    last = entry;
+    begin = end;
   }
   draw.fillStyle = ink;
   draw.fillRect(x(position) + step / 2 - 0.75, 0, 1.5, height);
@@ -416,18 +420,22 @@ function drawLegend() {
   byId('legend').replaceChildren(...parts);
 }
 
+function redraw() {
+  if (scene && scene.shown >= 0) {
+    const votes = markKeys(scene.shown);
+    showFacts(scene.shown, votes);
+    drawMap(scene.shown, votes);
+  }
+}
+
 // Shows the keys of `position` without moving the cursor.
 function show(position) {
-  if (scene.shown === position) {
-    return;
+  if (scene.shown !== position) {
+    scene.spans[scene.shown]?.classList.remove('cursor');
+    scene.spans[position].classList.add('cursor');
+    scene.shown = position;
+    redraw();
   }
-  scene.spans[scene.shown]?.classList.remove('cursor');
-  scene.shown = position;
-  scene.spans[position].classList.add('cursor');
-  const votes = markKeys(position);
-  showFacts(position, votes);
-  drawMap(position, votes);
-  drawLegend();
 }
 
 function moveTo(position) {
@@ -437,7 +445,7 @@ function moveTo(position) {
   show(cursor);
   const box = byId('tokens');
   const span = scene.spans[cursor];
-  const top = span.offsetTop - box.offsetTop;
+  const top = span.offsetTop;
   if (top < box.scrollTop + 8 || top > box.scrollTop + box.clientHeight - 32) {
     box.scrollTop = top - box.clientHeight / 2;
   }
@@ -516,12 +524,6 @@ for (const id of ['blocks', 'lines']) {
   const apply = () => byId('tokens').classList.toggle(id, byId(id).checked);
   byId(id).addEventListener('change', apply);
   apply();
-}
-function redraw() {
-  if (scene) {
-    scene.shown = -1;
-    show(scene.cursor);
-  }
 }
 new ResizeObserver(redraw).observe(byId('map'));
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
