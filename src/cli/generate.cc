@@ -144,6 +144,10 @@ void add_generate(CLI::App& app, Action& action) {
       "--chat", flags->chat, "The prompt is a question, put in the form of the chat template");
   chat->excludes(tokens);
   command->add_option("--system", flags->system, "The system message of --chat")->needs(chat);
+  command
+      ->add_option("--chat-template", flags->engine.chat_template,
+                   "A Jinja template, or a file with one, instead of the model's")
+      ->needs(chat);
   SamplingParams& sampling = flags->sampling;
   command->add_option("-n,--max-tokens", sampling.max_tokens, "Longest answer, in tokens")
       ->capture_default_str();

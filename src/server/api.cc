@@ -16,8 +16,8 @@ namespace {
 
 int64_t unix_time() { return static_cast<int64_t>(std::time(nullptr)); }
 
-HttpReply json_reply(const OrderedJson& json) {
-  HttpReply reply;
+ApiReply json_reply(const OrderedJson& json) {
+  ApiReply reply;
   reply.body = dump(json);
   return reply;
 }
@@ -39,7 +39,7 @@ bool same_key(std::string_view a, std::string_view b) {
 }
 
 // What monitors and the page's own files need is open; everything about content is not.
-bool needs_key(const HttpCall& call) {
+bool needs_key(const ApiCall& call) {
   return call.path.starts_with("/v1/") || call.path == "/tokenize" || call.path == "/detokenize";
 }
 
@@ -48,8 +48,8 @@ constexpr std::string_view kRequestsPath = "/v1/lacuna/requests";
 
 }  // namespace
 
-HttpReply error_reply(const ApiError& error) {
-  HttpReply reply;
+ApiReply error_reply(const ApiError& error) {
+  ApiReply reply;
   reply.status = error.status;
   reply.body = error_body(error);
   if (error.code == "queue_full" || error.code == "not_ready") {
@@ -95,7 +95,7 @@ std::optional<ApiError> Api::check_model(const std::string& name) const {
       "invalid_request_error", "model", "model_not_found"};
 }
 
-std::vector<std::pair<std::string, std::string>> Api::cors_headers(const HttpCall& call) const {
+std::vector<std::pair<std::string, std::string>> Api::cors_headers(const ApiCall& call) const {
   const std::string origin(call.header("origin"));
   const auto& allowed = options_.allowed_origins;
   if (origin.empty() || allowed.empty()) {
@@ -115,9 +115,9 @@ std::vector<std::pair<std::string, std::string>> Api::cors_headers(const HttpCal
   return headers;
 }
 
-std::optional<HttpReply> Api::admit(const HttpCall& call) const {
+std::optional<ApiReply> Api::admit(const ApiCall& call) const {
   if (call.method == "OPTIONS") {
-    HttpReply reply;
+    ApiReply reply;
     reply.status = 204;
     return reply;
   }
@@ -129,7 +129,7 @@ std::optional<HttpReply> Api::admit(const HttpCall& call) const {
       known = same_key(given, key) || known;
     }
     if (!known) {
-      HttpReply reply =
+      ApiReply reply =
           error_reply({401,
                        given.empty() ? "No API key was given (header Authorization: Bearer KEY)."
                                      : "The API key is wrong.",
@@ -146,7 +146,7 @@ std::optional<HttpReply> Api::admit(const HttpCall& call) const {
   return std::nullopt;
 }
 
-HttpReply Api::version() const {
+ApiReply Api::version() const {
   OrderedJson json;
   json["version"] = options_.version;
   json["binary_hash"] = binary_hash();
@@ -165,7 +165,7 @@ HttpReply Api::version() const {
   return json_reply(json);
 }
 
-HttpReply Api::models(std::string_view id) const {
+ApiReply Api::models(std::string_view id) const {
   const EngineLoop* engine_loop = loop();
   if (engine_loop == nullptr) {
     return error_reply(not_ready());
@@ -191,7 +191,7 @@ HttpReply Api::models(std::string_view id) const {
   return json_reply({{"object", "list"}, {"data", std::move(list)}});
 }
 
-HttpReply Api::tokenize(const HttpCall& call) {
+ApiReply Api::tokenize(const ApiCall& call) {
   TokenizeRequest request;
   if (const std::optional<ApiError> error = parse_tokenize(call.body, &request)) {
     return error_reply(*error);
@@ -225,7 +225,7 @@ HttpReply Api::tokenize(const HttpCall& call) {
   return json_reply(json);
 }
 
-HttpReply Api::detokenize(const HttpCall& call) {
+ApiReply Api::detokenize(const ApiCall& call) {
   DetokenizeRequest request;
   if (const std::optional<ApiError> error = parse_detokenize(call.body, &request)) {
     return error_reply(*error);
@@ -244,7 +244,7 @@ HttpReply Api::detokenize(const HttpCall& call) {
   return json_reply({{"prompt", engine.decode(request.tokens)}});
 }
 
-HttpReply Api::generate(const HttpCall& call, bool chat) {
+ApiReply Api::generate(const ApiCall& call, bool chat) {
   // Counted before looking, so that whoever begins to drain sees this request or stops it.
   struct Active {
     explicit Active(std::atomic<int64_t>* count) : count(count) { ++*count; }
@@ -253,7 +253,7 @@ HttpReply Api::generate(const HttpCall& call, bool chat) {
   };
   auto active = std::make_shared<Active>(&num_active_);
   if (draining_) {
-    HttpReply reply =
+    ApiReply reply =
         error_reply({503, "The server is shutting down.", "server_error", "", "shutting_down"});
     reply.headers.emplace_back("Connection", "close");
     return reply;
@@ -280,7 +280,7 @@ HttpReply Api::generate(const HttpCall& call, bool chat) {
       options_.log(fmt::format("{} {}: {}", path, id, ended.summary()));
     }
   };
-  HttpReply reply;
+  ApiReply reply;
   if (const std::optional<ApiError> error = generation->start(call.client_gone)) {
     reply = error_reply(*error);
   } else if (!streams) {
@@ -299,7 +299,7 @@ HttpReply Api::generate(const HttpCall& call, bool chat) {
   return reply;
 }
 
-HttpReply Api::metrics_text() const {
+ApiReply Api::metrics_text() const {
   MetricsScene scene;
   scene.prefix = options_.metrics_prefix;
   scene.model_name = options_.served_names.front();
@@ -309,13 +309,13 @@ HttpReply Api::metrics_text() const {
     scene.num_waiting = now->num_waiting;
   }
   scene.num_connections = options_.num_connections ? options_.num_connections() : 0;
-  HttpReply reply;
+  ApiReply reply;
   reply.content_type = "text/plain; version=0.0.4; charset=utf-8";
   reply.body = metrics_.render(scene);
   return reply;
 }
 
-HttpReply Api::selection(const HttpCall& call, std::string_view id) const {
+ApiReply Api::selection(const ApiCall& call, std::string_view id) const {
   SelectionScene scene{.engine = &loop()->engine(), .block_size = options_.block_size};
   if (const auto layer = call.query.find("layer"); layer != call.query.end()) {
     int number = 0;
@@ -334,19 +334,19 @@ HttpReply Api::selection(const HttpCall& call, std::string_view id) const {
                                     id, RequestLog::kRequestsMax),
                         "invalid_request_error", "id", "not_found"});
   }
-  HttpReply reply;
+  ApiReply reply;
   reply.body = std::move(*body);
   return reply;
 }
 
-HttpReply Api::handle(const HttpCall& call) {
+ApiReply Api::handle(const ApiCall& call) {
   const bool get = call.method == "GET" || call.method == "HEAD";
   const std::string& path = call.path;
   const std::string_view page =
       path == "/" ? "index.html" : std::string_view(path).substr(path.empty() ? 0 : 1);
   for (const PageFile& file : page_files()) {
     if (get && file.name == page) {
-      HttpReply reply;
+      ApiReply reply;
       reply.content_type = file.content_type;
       reply.body = file.content;
       reply.headers.emplace_back("Content-Security-Policy", "default-src 'self'");
@@ -358,16 +358,16 @@ HttpReply Api::handle(const HttpCall& call) {
     std::string_view path;
     bool is_get;
     bool needs_model;
-    std::function<HttpReply()> run;
+    std::function<ApiReply()> run;
   };
   const Route routes[] = {
-      {"/health", true, true, [] { return HttpReply{.content_type = "text/plain"}; }},
+      {"/health", true, true, [] { return ApiReply{.content_type = "text/plain"}; }},
       {"/version", true, false, [&] { return version(); }},
       {"/metrics", true, false, [&] { return metrics_text(); }},
       {"/v1/models", true, true, [&] { return models(""); }},
       {kRequestsPath, true, true,
        [&] {
-         HttpReply reply;
+         ApiReply reply;
          reply.body = request_log_.list_json();
          return reply;
        }},
@@ -381,7 +381,7 @@ HttpReply Api::handle(const HttpCall& call) {
       continue;
     }
     if (get != route.is_get || (!get && call.method != "POST")) {
-      HttpReply reply = error_reply(
+      ApiReply reply = error_reply(
           {405,
            fmt::format("{} {}: expected {}.", call.method, path, route.is_get ? "GET" : "POST"),
            "invalid_request_error", "", "method_not_allowed"});

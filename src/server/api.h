@@ -43,10 +43,10 @@ class Api {
   void attach(std::unique_ptr<Engine> engine, const EngineLoopOptions& options);
 
   // Before the body is read: a wrong key, a preflight, a body in a coding that is not understood.
-  std::optional<HttpReply> admit(const HttpCall& call) const;
-  HttpReply handle(const HttpCall& call);
+  std::optional<ApiReply> admit(const ApiCall& call) const;
+  ApiReply handle(const ApiCall& call);
   // CORS headers for every reply to this call.
-  std::vector<std::pair<std::string, std::string>> cors_headers(const HttpCall& call) const;
+  std::vector<std::pair<std::string, std::string>> cors_headers(const ApiCall& call) const;
 
   // New generations are refused from now on.
   void begin_drain() { draining_ = true; }
@@ -58,13 +58,13 @@ class Api {
  private:
   EngineLoop* loop() const { return ready_ ? loop_.get() : nullptr; }
   std::optional<ApiError> check_model(const std::string& name) const;
-  HttpReply version() const;
-  HttpReply models(std::string_view id) const;
-  HttpReply tokenize(const HttpCall& call);
-  HttpReply detokenize(const HttpCall& call);
-  HttpReply generate(const HttpCall& call, bool chat);
-  HttpReply metrics_text() const;
-  HttpReply selection(const HttpCall& call, std::string_view id) const;
+  ApiReply version() const;
+  ApiReply models(std::string_view id) const;
+  ApiReply tokenize(const ApiCall& call);
+  ApiReply detokenize(const ApiCall& call);
+  ApiReply generate(const ApiCall& call, bool chat);
+  ApiReply metrics_text() const;
+  ApiReply selection(const ApiCall& call, std::string_view id) const;
   std::string new_id(std::string_view prefix);
 
   const ApiOptions options_;
@@ -78,6 +78,6 @@ class Api {
   std::atomic<uint64_t> next_id_;
 };
 
-HttpReply error_reply(const ApiError& error);
+ApiReply error_reply(const ApiError& error);
 
 }  // namespace lacuna::server

@@ -370,7 +370,7 @@ Usage Generation::usage() const {
   return usage;
 }
 
-HttpReply Generation::collect(const std::function<bool()>& client_gone) {
+ApiReply Generation::collect(const std::function<bool()>& client_gone) {
   auto take = [this](const std::vector<SequenceEvent>& events) {
     for (const SequenceEvent& event : events) {
       Delta delta = accept(event);
@@ -386,7 +386,7 @@ HttpReply Generation::collect(const std::function<bool()>& client_gone) {
   while (std::optional<Job::News> news = next_news(client_gone)) {
     take(news->events);
   }
-  HttpReply reply;
+  ApiReply reply;
   if (failure_.has_value()) {
     reply.status = failure_->status;
     reply.body = error_body(*failure_);

@@ -37,7 +37,7 @@ class Generation {
 
   // Prompts to token ids, queued in the engine. Returns once the engine has taken them.
   std::optional<ApiError> start(const std::function<bool()>& client_gone);
-  HttpReply collect(const std::function<bool()>& client_gone);
+  ApiReply collect(const std::function<bool()>& client_gone);
   void stream(const StreamWriter& write, const std::function<bool()>& client_gone);
 
   // "12 prompt tokens, 30 generated, 1.20 s, stop"

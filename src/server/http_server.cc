@@ -181,8 +181,8 @@ bool has_body(const httplib::Request& request) {
           request.get_header_value("Content-Length") != "0");
 }
 
-HttpCall to_call(const httplib::Request& request) {
-  HttpCall call;
+ApiCall to_call(const httplib::Request& request) {
+  ApiCall call;
   call.method = request.method;
   call.path = request.path;
   call.query.insert(request.params.begin(), request.params.end());
@@ -227,7 +227,7 @@ class HttpServer::Core : public httplib::Server {
       current.close_after =
           current.close_after ||
           ((request.method == "GET" || request.method == "HEAD") && has_body(request));
-      HttpCall call = to_call(request);
+      ApiCall call = to_call(request);
       // The request is httplib's local variable; nobody reads its body after the handler.
       call.body = std::move(const_cast<httplib::Request&>(request).body);
       apply(call, api_->handle(call), request, response);
@@ -239,8 +239,8 @@ class HttpServer::Core : public httplib::Server {
     Delete(".*", handler);
     Options(".*", handler);
     set_pre_routing_handler([this](const httplib::Request& request, httplib::Response& response) {
-      const HttpCall call = to_call(request);
-      std::optional<HttpReply> reply = api_->admit(call);
+      const ApiCall call = to_call(request);
+      std::optional<ApiReply> reply = api_->admit(call);
       if (!reply.has_value()) {
         return HandlerResponse::Unhandled;
       }
@@ -251,8 +251,8 @@ class HttpServer::Core : public httplib::Server {
     set_expect_100_continue_handler(
         [this](const httplib::Request& request, httplib::Response& response) {
           const std::string length = request.get_header_value("Content-Length");
-          const HttpCall call = to_call(request);
-          std::optional<HttpReply> reply = api_->admit(call);
+          const ApiCall call = to_call(request);
+          std::optional<ApiReply> reply = api_->admit(call);
           if (!reply.has_value() && std::strtoll(length.c_str(), nullptr, 10) >
                                         static_cast<long long>(options_.max_request_bytes)) {
             reply = error_reply(plain_error(413));
@@ -303,7 +303,7 @@ class HttpServer::Core : public httplib::Server {
   }
 
  private:
-  void apply(const HttpCall& call, HttpReply reply, const httplib::Request& request,
+  void apply(const ApiCall& call, ApiReply reply, const httplib::Request& request,
              httplib::Response& response) {
     response.status = reply.status;
     for (const auto& [name, value] : reply.headers) {

@@ -10,7 +10,7 @@
 
 namespace lacuna::server {
 
-struct HttpCall {
+struct ApiCall {
   std::string method;
   std::string path;
   std::map<std::string, std::string> query;
@@ -27,7 +27,7 @@ struct HttpCall {
 // Sends a piece of a stream; false: the client is gone or reads too slowly.
 using StreamWriter = std::function<bool(std::string_view)>;
 
-struct HttpReply {
+struct ApiReply {
   int status = 200;
   std::string content_type = "application/json";
   std::string body;

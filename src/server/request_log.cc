@@ -37,6 +37,19 @@ int64_t selection_bytes(const LoggedRequest& request) {
   return bytes;
 }
 
+OrderedJson token_json(const Engine& engine, int32_t id, int64_t block) {
+  const std::string_view bytes = engine.token_bytes(id);
+  OrderedJson json;
+  json["id"] = id;
+  json["text"] = valid_utf8(bytes);
+  // A part of a character: whoever shows the text joins the bytes of neighbours.
+  if (json["text"].get_ref<const std::string&>() != bytes) {
+    json["bytes"] = std::vector<uint8_t>(bytes.begin(), bytes.end());
+  }
+  json["block"] = block;
+  return json;
+}
+
 OrderedJson rows_json(const std::vector<int32_t>& lists, int64_t width, int64_t num_computed) {
   OrderedJson rows = OrderedJson::array();
   const int64_t num_rows = width > 0 ? static_cast<int64_t>(lists.size()) / width : 0;
@@ -148,14 +161,14 @@ std::optional<std::string> RequestLog::selection_json(std::string_view id,
   json["id"] = request.id;
   json["prompt_tokens"] = request.prompt_tokens;
   json["cached_tokens"] = request.cached_tokens;
+  json["num_layers"] = scene.engine->info().num_layers;
   json["index_topk"] = scene.engine->info().index_topk;
   json["block_size"] = scene.block_size;
   json["tokens"] = OrderedJson::array();
   for (size_t i = 0; i < request.token_ids.size(); ++i) {
     json["tokens"].push_back(
-        {{"id", request.token_ids[i]},
-         {"text", std::string(scene.engine->token_bytes(request.token_ids[i]))},
-         {"block", static_cast<int64_t>(i) / std::max<int64_t>(scene.block_size, 1)}});
+        token_json(*scene.engine, request.token_ids[i],
+                   static_cast<int64_t>(i) / std::max<int64_t>(scene.block_size, 1)));
   }
   // The last token of an answer was never the input of a step.
   const int64_t num_computed = static_cast<int64_t>(request.token_ids.size()) - 1;

@@ -123,6 +123,16 @@ class GoodPaths(CliTest):
         ids = ",".join(str(b) for b in b"#12+34=")
         self.assertEqual(self.good("generate", "--tokens", ids, *tail).out, "48,52,54\n")
 
+    def test_chat(self):
+        tail = ["-q", "-n", "4", *ONE_THREAD]
+        plain = self.good("generate", "-p", "[gMASK]<sop><|system|>S<|user|>#12+34=<|assistant|>",
+                          *tail)
+        chat = self.good("generate", "--chat", "--system", "S", "-p", "#12+34=", *tail)
+        self.assertEqual(chat.out, plain.out)
+        done = self.good("generate", "--chat", "--chat-template", "{{ messages[0].content }}12+34=",
+                         "-p", "#", "-q", "-n", "3", *ONE_THREAD)
+        self.assertEqual(done.out, "046\n")
+
     def test_sampling_repeats_by_seed(self):
         def text(seed, *more):
             return self.good("generate", "-q", "-p", "abc", "-n", "12", "--temperature", "2",
@@ -337,6 +347,18 @@ class Prompts(CliTest):
         self.bad(2, ["bad.txt: ", "not valid UTF-8 at byte 2"], "generate", "-f", "bad.txt")
         self.bad(2, ["stdin: ", "not valid UTF-8 at byte 0"], "generate", "-f", "-",
                  stdin=b"\x80")
+
+    def test_chat_template(self):
+        self.bad(2, ["chat template line 2: no"], "generate", "--chat", "-p", "x",
+                 "--chat-template", "\n{{ raise_exception('no') }}", *ONE_THREAD)
+        self.bad(1, ["chat template line 1: {{ is not closed"], "generate", "--chat", "-p", "x",
+                 "--chat-template", "{{ x", *ONE_THREAD)
+        self.bad(1, ["nowhere.jinja: No such file"], "generate", "--chat", "-p", "x",
+                 "--chat-template", "nowhere.jinja", *ONE_THREAD)
+        self.bad(2, ["--system: ", "not valid UTF-8"], "generate", "--chat", "-p", "x", "--system",
+                 b"\xff", *ONE_THREAD)
+        self.bad(2, ["--chat"], "generate", "--chat", "--tokens", "1,2")
+        self.bad(2, ["--chat"], "generate", "--system", "S", "-p", "x")
 
     def test_files_that_can_not_be_read(self):
         self.bad(1, ["nowhere.txt: No such file"], "generate", "-f", "nowhere.txt")

@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include "server/http_client.h"
+#include "server/test_client.h"
 
 namespace lacuna::server {
 namespace {
