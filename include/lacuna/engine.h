@@ -39,7 +39,11 @@ struct EngineOptions {
   bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
   std::string chat_template;    // a Jinja template or a file with one; empty: the model's
   bool profile = false;         // EngineCounters::kernel_seconds
-  bool force_mqa = false;       // every row takes the sparse MQA lane, whatever routing prefers
+  // Lane of prefill rows: "auto" = by the routing rule (docs/attention.md); "mqa" = sparse MQA;
+  // "masked" = masked MHA wherever dense MHA does not serve and the buffers allow it.
+  std::string prefill_lane = "auto";
+  bool force_mqa = false;    // the same as prefill_lane "mqa"
+  int64_t mha_keys_max = 0;  // un-absorbed keys that the MHA lanes hold at a time; 0: automatic
 };
 
 struct Request {

@@ -10,28 +10,46 @@
 
 namespace lacuna {
 
+// One call of an MHA lane: some keys of consecutive sequences of the lane, and all rows of these.
+struct MhaPiece {
+  int64_t first_row = 0;  // relative to the lane's first row
+  int64_t num_rows = 0;
+  int64_t num_sequences = 0;
+  int64_t num_keys = 0;
+  int64_t seqlen_q_max = 0;
+  int64_t seqlen_k_max = 0;
+  bool causal = true;  // the piece ends with the rows' own keys; else it has earlier keys only
+  // Where the piece's entries begin in the plan's lists: per sequence, and cumulative.
+  int64_t list_begin = 0;
+  int64_t cu_begin = 0;
+};
+
 struct AttentionPlan {
   // Rows [0, num_mqa_rows) take the sparse MQA lane, the rest the MHA lane `prefill_lane`.
   int64_t num_mqa_rows = 0;
   Lane prefill_lane = Lane::kSparseMqa;
+  // Rows [0, num_list_rows) need lists: the MQA rows, and those of the masked lane.
+  int64_t num_list_rows = 0;
   // The MQA call is a decode call: every row in it is a decode row.
   bool mqa_is_decode = false;
-  // Some MQA row sees more than index_topk keys, so keys must be scored. When false the lists are
-  // identities.
+  // Some row that needs a list sees more than index_topk keys, so keys must be scored. When false
+  // the lists are identities.
   bool score_keys = false;
   int64_t visible_length_max = 0;  // over MQA rows
   // Consecutive rows of one request in the MQA call when that is uniform, else 1.
   int rows_per_request = 1;
 
-  // The MHA lane's sequences: rows relative to num_mqa_rows, keys gathered from position 0.
-  int64_t num_mha_keys = 0;
-  int64_t seqlen_q_max = 0;
-  int64_t seqlen_k_max = 0;
+  // The MHA lane. Pieces are run in order; with more than one the first has all rows and their own
+  // keys, the others chunks of the sequences' earlier keys.
+  std::vector<MhaPiece> mha_pieces;
+  int64_t num_mha_keys = 0;  // of the largest piece
+  int64_t seqlen_k_max = 0;  // keys of the longest sequence
+  // Of each piece, one after the other: see MhaPiece.
+  std::vector<int32_t> mha_request_ids;
+  std::vector<int32_t> mha_starts;  // position of the first key
+  std::vector<int32_t> mha_lengths;
   std::vector<int32_t> cu_seqlens_q;
   std::vector<int32_t> cu_seqlens_k;
-  std::vector<int32_t> mha_request_ids;
-  std::vector<int32_t> mha_starts;   // zeros: keys from the sequence's first token
-  std::vector<int32_t> mha_lengths;  // the sequences' lengths
 
   int64_t num_mha_rows(const Batch& batch) const { return batch.num_rows() - num_mqa_rows; }
 };

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
 #include "core/check.h"
@@ -457,6 +458,8 @@ void add_bench(CLI::App& app, Action& action) {
     };
   });
   add_bench_prefill(*bench, action);
+  add_bench_offline(*bench, action);
+  add_bench_serve(*bench, action);
 }
 
 }  // namespace lacuna::cli

@@ -45,6 +45,10 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
   command.add_option("--kernel", flags.kernels,
                      "Force a kernel: OPERATION=NAME (repeatable; lacuna info lists them)");
   command.add_flag("--force-mqa", flags.force_mqa, "Sparse MQA for every row, no dense lane");
+  command
+      .add_option("--prefill-lane", flags.prefill_lane,
+                  "Lane of prompt rows beyond index_topk keys: auto, mqa or masked")
+      ->capture_default_str();
   if (selection) {
     command
         .add_option("--selection", flags.selection,
@@ -112,6 +116,7 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
   options.enable_prefix_caching = flags.enable_prefix_caching;
   options.chat_template = flags.chat_template;
   options.force_mqa = flags.force_mqa;
+  options.prefill_lane = flags.prefill_lane;
   options.profile = flags.profile;
   for (const std::string& kernel : flags.kernels) {
     const size_t equals = kernel.find('=');

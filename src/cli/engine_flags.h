@@ -29,6 +29,7 @@ struct EngineFlags {
   std::vector<std::string> kernels;
   std::string selection = "indexer";
   bool force_mqa = false;
+  std::string prefill_lane = "auto";
   bool profile = false;  // not a flag: set by commands that report time by kernel
 };
 

@@ -1,50 +1,55 @@
-// Reads evaluation problems, line by line, with the line's number in every complaint.
+// Reads evaluation problems, line by line.
 #include "cli/problems.h"
 
-#include <nlohmann/json.hpp>
+#include <set>
 
+#include "cli/json_lines.h"
 #include "core/check.h"
-#include "core/file_map.h"
 
 namespace lacuna::cli {
 
 Result<std::vector<Problem>> load_problems(const std::string& path) {
-  constexpr int64_t kBytesMax = int64_t{1} << 30;
-  LACUNA_ASSIGN_OR_RETURN(const std::string text, read_file(path, kBytesMax));
   std::vector<Problem> problems;
-  size_t begin = 0;
-  for (int64_t line = 1; begin < text.size(); ++line) {
-    size_t end = text.find('\n', begin);
-    end = end == std::string::npos ? text.size() : end;
-    const std::string_view row(text.data() + begin, end - begin);
-    begin = end + 1;
-    if (row.empty()) {
-      continue;
-    }
-    const std::string where = path + " line " + std::to_string(line) + ": ";
-    const nlohmann::json json = nlohmann::json::parse(row, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) {
-      return data_loss(where + "not a JSON object");
-    }
-    Problem problem;
-    problem.id = static_cast<int64_t>(problems.size());
-    if (json.contains("id") && json["id"].is_number_integer()) {
-      problem.id = json["id"];
-    }
-    for (const auto& [name, field] :
-         {std::pair{"kind", &problem.kind}, std::pair{"prompt", &problem.prompt},
-          std::pair{"answer", &problem.answer}}) {
-      if (!json.contains(name) || !json[name].is_string()) {
-        return data_loss(where + "field \"" + name + "\" is missing or not text");
-      }
-      *field = json[name].get<std::string>();
-    }
-    problems.push_back(std::move(problem));
-  }
+  std::set<int64_t> ids;
+  LACUNA_RETURN_IF_ERROR(
+      for_each_json_line(path, [&](const nlohmann::json& json, const std::string& where) -> Status {
+        Problem problem;
+        problem.id = static_cast<int64_t>(problems.size());
+        if (json.contains("id") && json["id"].is_number_integer()) {
+          problem.id = json["id"];
+        }
+        LACUNA_RETURN_IF_ERROR(text_field(json, "kind", where, problem.kind));
+        LACUNA_RETURN_IF_ERROR(text_field(json, "prompt", where, problem.prompt));
+        LACUNA_RETURN_IF_ERROR(text_field(json, "answer", where, problem.answer));
+        if (!ids.insert(problem.id).second) {
+          return data_loss(where + "the id " + std::to_string(problem.id) +
+                           " is another problem's, expected each once");
+        }
+        problems.push_back(std::move(problem));
+        return ok_status();
+      }));
   if (problems.empty()) {
     return data_loss(path + ": no problems");
   }
   return problems;
+}
+
+std::string problems_hash(std::span<const Problem* const> problems) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, 64 bits
+  const auto add = [&](std::string_view text) {
+    for (const char c : text) {
+      hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+    }
+    hash = (hash ^ 0xff) * 0x100000001b3;  // a byte that ends no UTF-8 text
+  };
+  for (const Problem* problem : problems) {
+    add(std::to_string(problem->id));
+    add(problem->prompt);
+    add(problem->answer);
+  }
+  char text[17];
+  std::snprintf(text, sizeof(text), "%016llx", static_cast<unsigned long long>(hash));
+  return text;
 }
 
 }  // namespace lacuna::cli

@@ -1,6 +1,8 @@
 // Evaluation problems: one JSON object a line with id, kind, prompt and answer.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,5 +18,8 @@ struct Problem {
 };
 
 Result<std::vector<Problem>> load_problems(const std::string& path);
+
+// 16 hexadecimal digits that tell sets of problems apart.
+std::string problems_hash(std::span<const Problem* const> problems);
 
 }  // namespace lacuna::cli

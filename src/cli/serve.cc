@@ -38,6 +38,8 @@ struct ServeFlags {
   int64_t tensor_parallel_size = 1;
   bool chunked_prefill = true;
   bool enforce_eager = false;
+  double memory_utilization = 0;
+  bool trust_remote_code = false;
   bool log_requests = false;
   bool log_stats = true;
 };
@@ -266,6 +268,12 @@ void add_serve(CLI::App& app, Action& action) {
                     "Always on");
   command->add_flag("--enforce-eager,--disable-cuda-graph", flags->enforce_eager,
                     "Accepted; nothing is captured in this version");
+  command
+      ->add_option("--gpu-memory-utilization", flags->memory_utilization,
+                   "Accepted; --kv-cache-memory-bytes says what the caches take")
+      ->check(CLI::Range(0.0, 1.0));
+  command->add_flag("--trust-remote-code", flags->trust_remote_code,
+                    "Accepted; a model's own code is never run");
   command->add_flag("--enable-log-requests,!--disable-log-requests,!--no-enable-log-requests",
                     flags->log_requests, "A line for each request");
   command->add_flag("!--disable-log-stats", flags->log_stats, "No line each 10 s");

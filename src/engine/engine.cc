@@ -65,6 +65,52 @@ Result<KvLayout> index_layout(const ModelConfig& config, const EngineOptions& op
                           "\", expected auto, bfloat16, float32 or fp8");
 }
 
+// The mask buffer holds every step's masks up to this size; larger steps take the sparse lane.
+constexpr int64_t kMaskBytesMax = int64_t{128} << 20;
+
+// What routes a step, and with it the sizes of the MHA lanes' buffers. `rows_max`: of a step.
+Result<RoutingLimits> routing_limits(const ModelConfig& config, const EngineOptions& options,
+                                     int64_t rows_max) {
+  const std::string& lane = options.prefill_lane;
+  if (lane != "auto" && lane != "mqa" && lane != "masked") {
+    return invalid_argument("prefill_lane: \"" + lane + "\", expected auto, mqa or masked");
+  }
+  if (options.force_mqa && lane == "masked") {
+    return invalid_argument("prefill_lane: \"masked\" with force_mqa; one of them would work");
+  }
+  const bool dense = options.selection.kind == SelectionSource::Kind::kDense;
+  const bool masked = lane == "masked" && !dense;
+  if (options.mha_keys_max < 0 ||
+      (masked && options.mha_keys_max > 0 && options.mha_keys_max < rows_max)) {
+    return invalid_argument("mha_keys_max: " + std::to_string(options.mha_keys_max) +
+                            ", expected 0 (automatic)" +
+                            (masked ? " or at least the rows of a step, " + std::to_string(rows_max)
+                                    : " or a number of keys"));
+  }
+  // Prompts that fit index_topk take the dense lane as long as a step's keys fit its buffers: those
+  // of the rows that a step can hold and of one full list beside them.
+  const int64_t dense_keys = std::min(options.max_model_len, config.index_topk);
+  RoutingLimits limits = {.index_topk = config.index_topk,
+                          .mha_keys_max = std::min(options.max_num_seqs * dense_keys,
+                                                   options.max_num_batched_tokens + dense_keys),
+                          .masked = masked ? MaskedMha::kAlways : MaskedMha::kAuto,
+                          .force_mqa = options.force_mqa || lane == "mqa",
+                          .force_dense = dense};
+  if (dense) {
+    limits.mha_keys_max = options.max_model_len * options.max_num_seqs;
+  } else if (options.mha_keys_max > 0) {
+    limits.mha_keys_max =
+        std::min(options.mha_keys_max, options.max_model_len * options.max_num_seqs);
+  }
+  if (masked) {
+    limits.mha_keys_max = std::max(limits.mha_keys_max, rows_max);
+    limits.chunked_rows_max = rows_max;
+    limits.mask_words_max =
+        std::min(rows_max * mask_row_words(options.max_model_len), kMaskBytesMax / 4);
+  }
+  return limits;
+}
+
 Result<int64_t> count_blocks(const EngineOptions& options, const PagedKvCacheOptions& cache) {
   // Without a wish: room for every sequence at full length, but not more than this.
   constexpr int64_t kDefaultBytesMax = int64_t{4} << 30;
@@ -257,17 +303,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
 
   LACUNA_ASSIGN_OR_RETURN(state->cache, PagedKvCache::create(runtime, cache_options));
 
-  const bool dense = options.selection.kind == SelectionSource::Kind::kDense;
-  // Prompts that fit index_topk take the dense lane as long as a step's keys fit its buffers: those
-  // of the rows that a step can hold and of one full list beside them.
-  const int64_t dense_keys = std::min(options.max_model_len, config.index_topk);
-  state->limits = {.index_topk = config.index_topk,
-                   .mha_keys_max = dense ? options.max_model_len * options.max_num_seqs
-                                         : std::min(options.max_num_seqs * dense_keys,
-                                                    options.max_num_batched_tokens + dense_keys),
-                   .force_mqa = options.force_mqa,
-                   .force_dense = dense};
   const int64_t rows_max = state->rows_max();
+  LACUNA_ASSIGN_OR_RETURN(state->limits, routing_limits(config, options, rows_max));
   state->sampler = Sampler(config.eos_token_ids);
   state->logits_rows_max = std::clamp<int64_t>(kLogitsBytesMax / (4 * config.vocab_size),
                                                std::min(rows_max, options.max_num_seqs), rows_max);
@@ -279,7 +316,10 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
                                                .requests_max = options.max_num_seqs,
                                                .model_len_max = options.max_model_len,
                                                .logits_rows_max = state->logits_rows_max,
-                                               .mha_keys_max = state->limits.mha_keys_max}));
+                                               .mha_keys_max = state->limits.mha_keys_max,
+                                               .chunked_rows_max = state->limits.chunked_rows_max,
+                                               .mask_words_max = state->limits.mask_words_max}));
+  LACUNA_RETURN_IF_ERROR(state->model->form_groups(state->cache));
   LACUNA_ASSIGN_OR_RETURN(state->logits_memory,
                           DeviceMemory::allocate(runtime, device.index,
                                                  4 * state->logits_rows_max * config.vocab_size));
@@ -320,6 +360,12 @@ int64_t Engine::State::rows_max() const {
 Status Engine::State::measure() {
   run.set_measuring(true);
   const int64_t model_len = options.max_model_len;
+  // Steps that the masked lane cannot hold take the sparse one.
+  std::vector<RoutingLimits> routes = {limits};
+  if (limits.masked == MaskedMha::kAlways) {
+    routes.push_back(limits);
+    routes.back().force_mqa = true;
+  }
   // Kernels may be chosen by the number of rows, so each power of two is asked: of one request and
   // of as many as there can be, at the shortest context (dense lane) and at the longest (sparse
   // lane).
@@ -332,9 +378,11 @@ Status Engine::State::measure() {
       for (const int64_t seq_len :
            {std::max(rows_each, std::min(model_len, limits.index_topk)), model_len}) {
         measure_batch(rows, requests, seq_len);
-        plan_attention(batch, limits, &plan);
-        LACUNA_RETURN_IF_ERROR(
-            model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+        for (const RoutingLimits& route : routes) {
+          plan_attention(batch, route, &plan);
+          LACUNA_RETURN_IF_ERROR(
+              model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+        }
       }
     }
     const int64_t logits_rows = std::min(rows, logits_rows_max);
@@ -527,7 +575,7 @@ Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
       ++info_of_step.rows_by_lane[static_cast<int>(lane)];
       info_of_step.keys_read += keys_read(batch, plan, limits.index_topk, t);
       info_of_step.keys_visible += batch.visible_lengths[t];
-      if (rows[r].sequence->request.record_selection && t >= plan.num_mqa_rows) {
+      if (rows[r].sequence->request.record_selection && t >= plan.num_list_rows) {
         // The dense lane has no lists: every visible key was read.
         for (int layer = 0; layer < model->config().num_hidden_layers; ++layer) {
           if (model->config().layer_has_indexer[layer]) {

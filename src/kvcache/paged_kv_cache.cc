@@ -7,10 +7,20 @@
 
 namespace lacuna {
 
+namespace {
+
+int64_t latent_block_stride(const PagedKvCacheOptions& options) {
+  return options.latent_block_stride_bytes != 0
+             ? options.latent_block_stride_bytes
+             : options.block_size * options.latent_layout.record_bytes();
+}
+
+}  // namespace
+
 int64_t PagedKvCache::block_bytes(const PagedKvCacheOptions& options) {
   int64_t bytes = 0;
   for (const bool has_indexer : options.layer_has_indexer) {
-    bytes += options.block_size * options.latent_layout.record_bytes();
+    bytes += latent_block_stride(options);
     bytes += has_indexer ? options.block_size * options.index_layout.record_bytes() : 0;
   }
   return bytes;
@@ -23,6 +33,15 @@ Result<PagedKvCache> PagedKvCache::create(const Runtime* runtime,
                             std::to_string(options.block_size) +
                             " tokens, expected at least one of each");
   }
+  // Index lists name rows: between two blocks there must be a whole number of them.
+  const int64_t row_bytes = options.latent_layout.record_bytes();
+  const int64_t stride = latent_block_stride(options);
+  if (stride < options.block_size * row_bytes || stride % row_bytes != 0) {
+    return invalid_argument("kv cache: latent_block_stride_bytes " + std::to_string(stride) +
+                            ", expected a multiple of the " + std::to_string(row_bytes) +
+                            " bytes of a row and at least " +
+                            std::to_string(options.block_size * row_bytes) + ", a block's");
+  }
   PagedKvCache cache;
   cache.options_ = options;
   const int64_t bytes = options.num_blocks * block_bytes(options);
@@ -32,6 +51,7 @@ Result<PagedKvCache> PagedKvCache::create(const Runtime* runtime,
   for (const bool has_indexer : options.layer_has_indexer) {
     KvCacheView latent = paged_rows(at, options.latent_layout, options.num_blocks,
                                     options.block_size, options.device);
+    latent.block_stride_bytes = stride;
     at += options.num_blocks * latent.block_stride_bytes;
     cache.latent_.push_back(latent);
     KvCacheView index;

@@ -17,6 +17,8 @@ struct PagedKvCacheOptions {
   std::vector<bool> layer_has_indexer = {};  // one entry a layer
   int64_t num_blocks = 0;
   int64_t block_size = 64;  // tokens
+  // From one latent block to the next, a whole number of rows; 0: blocks back to back.
+  int64_t latent_block_stride_bytes = 0;
 };
 
 class PagedKvCache {

@@ -95,6 +95,11 @@ void DeepseekV32::carve(Workspace& arena) {
   b.heads_out = acts({rows, heads, config_.v_head_dim});
   b.mha_keys = acts({options_.mha_keys_max, latent + rope});
   b.mha_keys_up = acts({options_.mha_keys_max, heads * head_up});
+  b.merged_out = f32({options_.chunked_rows_max, heads, config_.v_head_dim});
+  b.merged_lse = f32({options_.chunked_rows_max, heads});
+  b.piece_out = f32({options_.chunked_rows_max, heads, config_.v_head_dim});
+  b.piece_lse = f32({options_.chunked_rows_max, heads});
+  b.mask = take(arena, kI32, device, {options_.mask_words_max});
   b.gate = f32({rows, mlp_width});
   b.up = f32({rows, mlp_width});
   b.mlp_hidden = acts({rows, mlp_width});
@@ -149,6 +154,11 @@ Result<std::unique_ptr<DeepseekV32>> DeepseekV32::create(const Context&, const R
   return model;
 }
 
+Status DeepseekV32::form_groups(const PagedKvCache& cache) {
+  LACUNA_ASSIGN_OR_RETURN(groups_, form_index_groups(config_.layer_has_indexer, cache));
+  return ok_status();
+}
+
 Status DeepseekV32::index_keys(OpRunner& run, int layer, const Batch& batch,
                                const BatchTensors& tensors, const AttentionPlan& plan,
                                const PagedKvCache& cache, const SelectionSource& selection,
@@ -178,37 +188,43 @@ Status DeepseekV32::index_keys(OpRunner& run, int layer, const Batch& batch,
   if (tap && !run.measuring()) {
     tap("index_k", layer, join_heads(k_act));
   }
-  const int64_t mqa_rows = plan.num_mqa_rows;
-  if (mqa_rows == 0) {
+  const int64_t list_rows = plan.num_list_rows;
+  if (list_rows == 0) {
     return ok_status();
   }
-  const TensorView q = rows_of(buffers_.index_q, mqa_rows);
-  const TensorView q_act = rows_of(buffers_.index_q_act, mqa_rows);
-  const TensorView head_weights = rows_of(buffers_.head_weights, mqa_rows);
+  const TensorView q = rows_of(buffers_.index_q, list_rows);
+  const TensorView q_act = rows_of(buffers_.index_q_act, list_rows);
+  const TensorView head_weights = rows_of(buffers_.head_weights, list_rows);
   if (plan.score_keys && selection.kind == SelectionSource::Kind::kIndexer) {
     LACUNA_RETURN_IF_ERROR(run(LinearArgs{
-        .x = rows_of(buffers_.q_latent, mqa_rows), .weight = w.wq_b, .out = join_heads(q)}));
+        .x = rows_of(buffers_.q_latent, list_rows), .weight = w.wq_b, .out = join_heads(q)}));
     LACUNA_RETURN_IF_ERROR(run(RopeArgs{.x = q,
-                                        .positions = tensors.positions.slice(0, 0, mqa_rows),
+                                        .positions = tensors.positions.slice(0, 0, list_rows),
                                         .cos_table = cos_table_,
                                         .sin_table = sin_table_,
                                         .interleaved = config_.indexer_rope_interleave,
                                         .out = q_act}));
     LACUNA_RETURN_IF_ERROR(run(LinearArgs{
-        .x = rows_of(buffers_.x, mqa_rows), .weight = w.weights_proj, .out = head_weights}));
+        .x = rows_of(buffers_.x, list_rows), .weight = w.weights_proj, .out = head_weights}));
     if (tap && !run.measuring()) {
       tap("index_q", layer, q_act);
       tap("index_head_weights", layer, head_weights);
     }
   }
-  group_.positions = rows_of(buffers_.positions, mqa_rows);
-  group_.rows = rows_of(buffers_.rows, mqa_rows);
-  group_.counts = rows_of(buffers_.counts, mqa_rows);
+  lists_.positions = rows_of(buffers_.positions, list_rows);
+  lists_.counts = rows_of(buffers_.counts, list_rows);
+  lists_.rows = rows_of(buffers_.rows, plan.num_mqa_rows);
+  lists_.mask = {};
+  if (plan.prefill_lane == Lane::kMaskedMha) {
+    lists_.mask =
+        view_of(buffers_.mask.as<int32_t>(),
+                {plan.num_mha_rows(batch), mask_row_words(plan.seqlen_k_max)}, options_.device);
+  }
   LACUNA_RETURN_IF_ERROR(select_group_keys(
       run, plan, batch, tensors, {.q = q_act, .head_weights = head_weights}, cache.index(layer),
-      cache.latent(layer), selection, layer, config_.index_topk, &group_));
+      cache.latent(layer), selection, layer, config_.index_topk, &lists_));
   if (tap && !run.measuring()) {
-    tap("topk", layer, group_.positions);
+    tap("topk", layer, lists_.positions);
   }
   return ok_status();
 }
@@ -284,7 +300,7 @@ Status DeepseekV32::attention(OpRunner& run, int layer, const Batch& batch,
     LACUNA_RETURN_IF_ERROR(
         run(HeadLinearArgs{.x = q_mqa.slice(2, 0, nope), .weight = w_uk, .out = absorbed}));
     LACUNA_RETURN_IF_ERROR(sparse_mqa_lane(
-        run, plan, cache.latent(layer), group_,
+        run, plan, cache.latent(layer), lists_,
         {.q_nope = absorbed,
          .q_rope = rope > 0 ? ConstTensorView(q_mqa.slice(2, nope, rope)) : ConstTensorView(),
          .softmax_scale = softmax_scale_,
@@ -294,16 +310,25 @@ Status DeepseekV32::attention(OpRunner& run, int layer, const Batch& batch,
   }
   const int64_t mha_rows = plan.num_mha_rows(batch);
   if (mha_rows > 0) {
-    LACUNA_RETURN_IF_ERROR(
-        dense_mha_lane(run, plan, tensors, cache.latent(layer),
-                       {.q = q_act.slice(0, mqa_rows, mha_rows),
-                        .kv_b = w.kv_b,
-                        .qk_nope_head_dim = nope,
-                        .v_head_dim = config_.v_head_dim,
-                        .softmax_scale = softmax_scale_,
-                        .keys = rows_of(buffers_.mha_keys, plan.num_mha_keys),
-                        .keys_up = rows_of(buffers_.mha_keys_up, plan.num_mha_keys),
-                        .out = heads_out.slice(0, mqa_rows, mha_rows)}));
+    const bool is_masked = plan.prefill_lane == Lane::kMaskedMha;
+    const bool in_pieces = plan.mha_pieces.size() > 1;
+    const auto partial = [&](const TensorView& buffer) {
+      return in_pieces ? rows_of(buffer, mha_rows) : TensorView();
+    };
+    LACUNA_RETURN_IF_ERROR(mha_lane(run, plan, tensors, cache.latent(layer),
+                                    {.q = q_act.slice(0, mqa_rows, mha_rows),
+                                     .kv_b = w.kv_b,
+                                     .mask = is_masked ? lists_.mask : TensorView(),
+                                     .qk_nope_head_dim = nope,
+                                     .v_head_dim = config_.v_head_dim,
+                                     .softmax_scale = softmax_scale_,
+                                     .keys = buffers_.mha_keys,
+                                     .keys_up = buffers_.mha_keys_up,
+                                     .merged_out = partial(buffers_.merged_out),
+                                     .merged_lse = partial(buffers_.merged_lse),
+                                     .piece_out = partial(buffers_.piece_out),
+                                     .piece_lse = partial(buffers_.piece_lse),
+                                     .out = heads_out.slice(0, mqa_rows, mha_rows)}));
   }
   return run(
       LinearArgs{.x = join_heads(heads_out), .weight = w.o, .out = rows_of(buffers_.delta, rows)});
@@ -356,10 +381,15 @@ Status DeepseekV32::forward(OpRunner& run, const Batch& batch, const BatchTensor
                             const SelectionSource& selection, const Tap& tap) {
   const int64_t rows = batch.num_rows();
   LACUNA_CHECK(rows <= options_.rows_max && plan.num_mha_keys <= options_.mha_keys_max);
+  LACUNA_CHECK(plan.mha_pieces.size() <= 1 ||
+               plan.num_mha_rows(batch) <= options_.chunked_rows_max);
+  LACUNA_CHECK(plan.prefill_lane != Lane::kMaskedMha ||
+               plan.num_mha_rows(batch) * mask_row_words(plan.seqlen_k_max) <=
+                   options_.mask_words_max);
   const TensorView hidden = rows_of(buffers_.hidden, rows);
   const TensorView delta = rows_of(buffers_.delta, rows);
   const TensorView x = rows_of(buffers_.x, rows);
-  group_.leader = -1;
+  lists_.leader = -1;
   LACUNA_RETURN_IF_ERROR(
       run(EmbeddingArgs{.ids = tensors.token_ids, .table = weights_.embedding, .out = hidden}));
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {

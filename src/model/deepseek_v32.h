@@ -22,7 +22,10 @@ struct ModelOptions {
   int64_t requests_max = 1;        // requests of a step
   int64_t model_len_max = 0;       // positions
   int64_t logits_rows_max = 1;     // rows of one logits() call
-  int64_t mha_keys_max = 0;        // un-absorbed keys that a step may hold; see RoutingLimits
+  // Of the MHA lanes' buffers: see RoutingLimits.
+  int64_t mha_keys_max = 0;
+  int64_t chunked_rows_max = 0;
+  int64_t mask_words_max = 0;
 };
 
 class DeepseekV32 {
@@ -34,6 +37,10 @@ class DeepseekV32 {
 
   const ModelConfig& config() const { return config_; }
   int64_t buffer_bytes() const { return buffer_memory_.bytes() + table_memory_.bytes(); }
+
+  // The layers' index groups over these caches; refused when they cannot share rows.
+  Status form_groups(const PagedKvCache& cache);
+  const std::vector<IndexGroup>& index_groups() const { return groups_; }
 
   // Runs the rows of a batch through all layers: appends to the caches and leaves the last hidden
   // states inside.
@@ -91,6 +98,11 @@ class DeepseekV32 {
     TensorView heads_out;       // [T, H, v] act
     TensorView mha_keys;        // [mha_keys_max, latent + rope] act
     TensorView mha_keys_up;     // [mha_keys_max, H * (nope + v)] act
+    TensorView merged_out;      // [chunked_rows_max, H, v] f32
+    TensorView merged_lse;      // [chunked_rows_max, H] f32
+    TensorView piece_out;       // [chunked_rows_max, H, v] f32
+    TensorView piece_lse;       // [chunked_rows_max, H] f32
+    TensorView mask;            // [mask_words_max] int32
     TensorView gate;            // [T, F] f32
     TensorView up;              // [T, F] f32
     TensorView mlp_hidden;      // [T, F] act
@@ -102,7 +114,8 @@ class DeepseekV32 {
     TensorView logits_x;        // [logits_rows_max, D] act
   };
   Buffers buffers_;
-  IndexGroup group_;
+  std::vector<IndexGroup> groups_;
+  IndexLists lists_;
 };
 
 }  // namespace lacuna

@@ -18,7 +18,7 @@ struct Address {
   std::string path;
 };
 
-Result<Address> parse_base_url(const std::string& url) {
+Result<Address> parse_base_url(const std::string& url, const std::string& default_path) {
   const auto bad = [&](const char* what) {
     return invalid_argument("base URL \"" + url + "\": " + what +
                             ", expected http://HOST[:PORT][/v1]");
@@ -38,7 +38,7 @@ Result<Address> parse_base_url(const std::string& url) {
     address.path.pop_back();
   }
   if (address.path.empty()) {
-    address.path = "/v1";
+    address.path = default_path;
   }
   // An IPv6 address stands in brackets, as its colons are not a port's.
   size_t host_end = rest.find(':');
@@ -136,7 +136,8 @@ HttpClient& HttpClient::operator=(HttpClient&&) noexcept = default;
 HttpClient::~HttpClient() = default;
 
 Result<HttpClient> HttpClient::create(const HttpClientOptions& options) {
-  LACUNA_ASSIGN_OR_RETURN(const Address address, parse_base_url(options.base_url));
+  LACUNA_ASSIGN_OR_RETURN(const Address address,
+                          parse_base_url(options.base_url, options.default_path));
   if (!(options.timeout_seconds > 0)) {
     return invalid_argument("timeout: " + std::to_string(options.timeout_seconds) +
                             " s, expected more than 0");

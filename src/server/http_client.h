@@ -17,8 +17,9 @@ struct HttpReply {
 };
 
 struct HttpClientOptions {
-  // "http://127.0.0.1:8000" or "http://127.0.0.1:8000/v1"; /v1 is added to an address without path.
+  // "http://127.0.0.1:8000" or "http://127.0.0.1:8000/v1"; an address without path gets this one.
   std::string base_url;
+  std::string default_path = "/v1";
   std::string api_key;  // empty: none is sent
   double timeout_seconds = 600;
 };
@@ -32,7 +33,7 @@ class HttpClient {
   HttpClient& operator=(HttpClient&&) noexcept;
   ~HttpClient();
 
-  // `path` comes after the base URL: "/models", "/completions".
+  // `path` comes after that of the base URL: "/models", "/completions".
   Result<HttpReply> get(const std::string& path);
   Result<HttpReply> post(const std::string& path, const std::string& json);
   // `on_event` gets the data of each server-sent event as it comes, "[DONE]" too, and says whether

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace lacuna {
@@ -53,8 +54,8 @@ TEST(Plan, ABatchOfDecodesIsOneDecodeCall) {
   EXPECT_EQ(plan.visible_length_max, 40);
   EXPECT_EQ(plan.rows_per_request, 1);
   EXPECT_EQ(plan.num_mha_keys, 0);
-  EXPECT_EQ(plan.cu_seqlens_q, Ints{0});
-  EXPECT_EQ(plan.cu_seqlens_k, Ints{0});
+  EXPECT_TRUE(plan.cu_seqlens_q.empty());
+  EXPECT_TRUE(plan.cu_seqlens_k.empty());
   EXPECT_TRUE(plan.mha_request_ids.empty());
 }
 
@@ -102,7 +103,6 @@ TEST(Plan, WhatIsLeftBesideTheDenseLaneIsADecodeCall) {
   EXPECT_EQ(plan.mha_starts, (Ints{0, 0}));
   EXPECT_EQ(plan.mha_lengths, (Ints{5, 10}));
   EXPECT_EQ(plan.num_mha_keys, 15);
-  EXPECT_EQ(plan.seqlen_q_max, 5);
   EXPECT_EQ(plan.seqlen_k_max, 10);
 }
 
@@ -118,6 +118,134 @@ TEST(Plan, AChunkInTheDenseLaneReadsItsWholeSequence) {
   EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 9}));
   EXPECT_EQ(plan.mha_starts, Ints{0});
   EXPECT_EQ(plan.mha_lengths, Ints{9});
+}
+
+RoutingLimits masked_limits(int64_t keys_max) {
+  RoutingLimits limits = kLimits;
+  limits.mha_keys_max = keys_max;
+  limits.chunked_rows_max = 100;
+  limits.mask_words_max = 1 << 20;
+  limits.masked = MaskedMha::kAlways;
+  return limits;
+}
+
+TEST(Plan, WhatIsLeftBesideTheMaskedLaneIsADecodeCall) {
+  const Batch batch = batch_of(2, {{2, 30}, {2, 9}, {5, 5}, {4, 20}});
+  const AttentionPlan plan = plan_of(batch, masked_limits(25));
+  EXPECT_EQ(plan.prefill_lane, Lane::kMaskedMha);
+  EXPECT_EQ(plan.num_mqa_rows, 4);
+  EXPECT_EQ(plan.num_list_rows, 13);  // the masked rows need lists too
+  EXPECT_TRUE(plan.mqa_is_decode);
+  EXPECT_EQ(plan.rows_per_request, 2);
+  EXPECT_EQ(plan.visible_length_max, 30);
+  EXPECT_TRUE(plan.score_keys);
+  ASSERT_EQ(plan.mha_pieces.size(), 1u);
+  EXPECT_TRUE(plan.mha_pieces[0].causal);
+  EXPECT_EQ(plan.mha_pieces[0].num_keys, 25);
+  EXPECT_EQ(plan.cu_seqlens_q, (Ints{0, 5, 9}));
+  EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 5, 25}));
+  EXPECT_EQ(keys_read(batch, plan, 10, 0), 10);
+  EXPECT_EQ(keys_read(batch, plan, 10, 12), 20);
+}
+
+TEST(Plan, MaskedRowsAreScoredWhenNoDecodeRowIs) {
+  EXPECT_TRUE(plan_of(batch_of(1, {{1, 7}, {4, 20}}), masked_limits(25)).score_keys);
+  const AttentionPlan alone = plan_of(batch_of(0, {{4, 20}}), masked_limits(25));
+  EXPECT_EQ(alone.num_mqa_rows, 0);
+  EXPECT_EQ(alone.num_list_rows, 4);
+  EXPECT_TRUE(alone.score_keys);
+}
+
+TEST(Plan, KeysThatDoNotFitAtOnceAreCutIntoPieces) {
+  // Contexts 13, 0, 1 and 9 behind 4, 3, 2 and 1 rows; 12 keys at a time.
+  const Batch batch = batch_of(1, {{1, 30}, {4, 17}, {3, 3}, {2, 3}, {1, 10}});
+  const AttentionPlan plan = plan_of(batch, masked_limits(12));
+  EXPECT_EQ(plan.prefill_lane, Lane::kMaskedMha);
+  ASSERT_EQ(plan.mha_pieces.size(), 3u);
+  EXPECT_EQ(plan.num_mha_keys, 12);
+  EXPECT_EQ(plan.seqlen_k_max, 17);
+  const MhaPiece& own = plan.mha_pieces[0];
+  EXPECT_TRUE(own.causal);
+  EXPECT_EQ(own.first_row, 0);
+  EXPECT_EQ(own.num_rows, 10);
+  EXPECT_EQ(own.num_keys, 10);
+  const MhaPiece& first = plan.mha_pieces[1];
+  EXPECT_FALSE(first.causal);
+  EXPECT_EQ(first.first_row, 0);
+  EXPECT_EQ(first.num_rows, 4);
+  EXPECT_EQ(first.num_keys, 12);
+  // What is left of the first context, then the others; the second has none but lies between.
+  const MhaPiece& second = plan.mha_pieces[2];
+  EXPECT_FALSE(second.causal);
+  EXPECT_EQ(second.first_row, 0);
+  EXPECT_EQ(second.num_rows, 10);
+  EXPECT_EQ(second.num_sequences, 4);
+  EXPECT_EQ(second.num_keys, 11);
+  EXPECT_EQ(second.seqlen_q_max, 4);
+  EXPECT_EQ(second.seqlen_k_max, 9);
+  EXPECT_EQ(plan.mha_request_ids, (Ints{1, 2, 3, 4, 1, 1, 2, 3, 4}));
+  EXPECT_EQ(plan.mha_starts, (Ints{13, 0, 1, 9, 0, 12, 0, 0, 0}));
+  EXPECT_EQ(plan.mha_lengths, (Ints{4, 3, 2, 1, 12, 1, 0, 1, 9}));
+  EXPECT_EQ(plan.cu_seqlens_q, (Ints{0, 4, 7, 9, 10, 0, 4, 0, 4, 7, 9, 10}));
+  EXPECT_EQ(plan.cu_seqlens_k, (Ints{0, 4, 7, 9, 10, 0, 12, 0, 1, 1, 2, 11}));
+  EXPECT_EQ(second.list_begin, 5);
+  EXPECT_EQ(second.cu_begin, 7);
+}
+
+// Whatever the sizes: pieces fit, and every key of every sequence is in exactly one.
+TEST(Plan, PiecesHaveEveryKeyOnce) {
+  uint32_t seed = 1;
+  const auto next = [&](uint32_t below) {
+    seed = seed * 1664525u + 1013904223u;
+    return static_cast<int>((seed >> 16) % below);
+  };
+  for (int round = 0; round < 300; ++round) {
+    std::vector<Part> parts;
+    int rows = 0;
+    for (int n = 1 + next(6); n > 0; --n) {
+      const int own = 1 + next(7);
+      rows += own;
+      parts.push_back({own, own + (next(3) == 0 ? 0 : next(60))});
+    }
+    parts[0].seq_len += 11;  // above topk
+    const int64_t keys_max = rows + next(30);
+    const Batch batch = batch_of(0, parts);
+    const AttentionPlan plan = plan_of(batch, masked_limits(keys_max));
+    ASSERT_EQ(plan.prefill_lane, Lane::kMaskedMha);
+    std::vector<std::vector<int>> seen(parts.size());
+    for (size_t r = 0; r < parts.size(); ++r) {
+      seen[r].assign(parts[r].seq_len, 0);
+    }
+    for (const MhaPiece& piece : plan.mha_pieces) {
+      EXPECT_LE(piece.num_keys, keys_max);
+      EXPECT_LE(piece.num_keys, plan.num_mha_keys);
+      EXPECT_EQ(piece.first_row, batch.query_starts[plan.mha_request_ids[piece.list_begin]]);
+      int64_t num_rows = 0;
+      for (int64_t i = 0; i < piece.num_sequences; ++i) {
+        const int32_t r = plan.mha_request_ids[piece.list_begin + i];
+        EXPECT_EQ(r, plan.mha_request_ids[piece.list_begin] + i);
+        EXPECT_EQ(plan.cu_seqlens_q[piece.cu_begin + i], num_rows);
+        num_rows += parts[r].rows;
+        const int32_t start = plan.mha_starts[piece.list_begin + i];
+        const int32_t length = plan.mha_lengths[piece.list_begin + i];
+        EXPECT_EQ(plan.cu_seqlens_k[piece.cu_begin + i + 1] - plan.cu_seqlens_k[piece.cu_begin + i],
+                  length);
+        if (piece.causal) {
+          EXPECT_EQ(start + length, parts[r].seq_len);
+          EXPECT_GE(length, parts[r].rows);
+        } else {
+          EXPECT_LE(start + length, parts[r].seq_len - parts[r].rows);
+        }
+        for (int32_t p = start; p < start + length; ++p) {
+          ++seen[r][p];
+        }
+      }
+      EXPECT_EQ(piece.num_rows, num_rows);
+    }
+    for (const std::vector<int>& keys : seen) {
+      EXPECT_EQ(std::count(keys.begin(), keys.end(), 1), static_cast<int64_t>(keys.size()));
+    }
+  }
 }
 
 TEST(Plan, AChunkThatCrossesTopkIsSparse) {
@@ -174,10 +302,10 @@ TEST(Plan, APlanIsFilledAfreshWhateverItHeld) {
   EXPECT_EQ(plan.visible_length_max, 3);
   EXPECT_FALSE(plan.score_keys);
   EXPECT_EQ(plan.num_mha_keys, 0);
-  EXPECT_EQ(plan.seqlen_q_max, 0);
   EXPECT_EQ(plan.seqlen_k_max, 0);
-  EXPECT_EQ(plan.cu_seqlens_q, Ints{0});
-  EXPECT_EQ(plan.cu_seqlens_k, Ints{0});
+  EXPECT_TRUE(plan.mha_pieces.empty());
+  EXPECT_TRUE(plan.cu_seqlens_q.empty());
+  EXPECT_TRUE(plan.cu_seqlens_k.empty());
   EXPECT_TRUE(plan.mha_request_ids.empty());
   EXPECT_TRUE(plan.mha_starts.empty());
   EXPECT_TRUE(plan.mha_lengths.empty());

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lacuna/engine.h"
-#include "nano.h"
+#include "engine/nano.h"
 
 namespace lacuna {
 namespace {

@@ -403,15 +403,33 @@ TEST_P(Golden, SparseLaneAloneMatchesInFloat32) {
   }
 }
 
+TEST_P(Golden, MaskedLaneMatchesInFloat32) {
+  const Oracle oracle = Oracle::open(folder_);
+  for (const std::string& prefix : prefills(oracle)) {
+    for (const int64_t rows_max : {1024, 37}) {
+      SCOPED_TRACE(prefix + " in steps of " + std::to_string(rows_max));
+      EngineOptions masked = options();
+      masked.prefill_lane = "masked";
+      masked.max_num_batched_tokens = rows_max;
+      masked.mha_keys_max = rows_max == 37 ? 53 : 0;  // contexts in chunks that end within words
+      compare_prefill(run_engine(masked, oracle.ids(prefix + ".input_ids"), {}).recorder, oracle,
+                      prefix, false, rows_max == 37 ? 37 : 0);
+    }
+  }
+}
+
 TEST_P(Golden, LongPrefillMatchesInFloat32WithTheOraclesLists) {
   const Oracle oracle = Oracle::open(folder_);
   for (const std::string& prefix : prefills(oracle)) {
     SCOPED_TRACE(prefix);
-    EngineOptions forced = options();
-    forced.selection = given(oracle, prefix);
-    forced.force_mqa = true;
-    compare_prefill(run_engine(forced, oracle.ids(prefix + ".input_ids"), {}).recorder, oracle,
-                    prefix, true);
+    for (const char* lane : {"mqa", "masked"}) {
+      SCOPED_TRACE(lane);
+      EngineOptions forced = options();
+      forced.selection = given(oracle, prefix);
+      forced.prefill_lane = lane;
+      compare_prefill(run_engine(forced, oracle.ids(prefix + ".input_ids"), {}).recorder, oracle,
+                      prefix, true);
+    }
   }
 }
 

@@ -142,6 +142,33 @@ TEST(PagedKvCache, BadSizesAreRefusedWithTheirNumbers) {
   EXPECT_EQ(heap.live, 0);
 }
 
+TEST(PagedKvCache, ABlockStrideIsAWholeNumberOfRows) {
+  PagedKvCacheOptions options = options_of({true, false});  // rows of 80 bytes, 4 a block
+  options.latent_block_stride_bytes = 6 * 80;
+  {
+    const Result<PagedKvCache> cache = PagedKvCache::create(&kTestRuntime, options);
+    ASSERT_TRUE(cache.ok()) << cache.status().message();
+    EXPECT_EQ(heap.last_bytes, 5 * (2 * 6 * 80 + 4 * 32));
+    for (int layer = 0; layer < 2; ++layer) {
+      EXPECT_EQ(cache->latent(layer).block_stride_rows(), 6);
+      EXPECT_EQ(cache->latent(layer).num_rows(), 4 * 6 + 4);
+    }
+    EXPECT_LE(range_of(cache->latent(0)).end, range_of(cache->index(0)).begin);
+    EXPECT_LE(range_of(cache->index(0)).end, range_of(cache->latent(1)).begin);
+    EXPECT_LE(range_of(cache->latent(1)).end, heap.last + heap.last_bytes);
+  }
+  for (const int64_t stride : {6 * 80 - 1, 6 * 80 + 16, 3 * 80, 80, 1, -320}) {
+    options.latent_block_stride_bytes = stride;
+    const Result<PagedKvCache> cache = PagedKvCache::create(&kTestRuntime, options);
+    ASSERT_FALSE(cache.ok()) << stride;
+    EXPECT_EQ(cache.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(cache.status().message(),
+              "kv cache: latent_block_stride_bytes " + std::to_string(stride) +
+                  ", expected a multiple of the 80 bytes of a row and at least 320, a block's");
+  }
+  EXPECT_EQ(heap.live, 0);
+}
+
 TEST(PagedKvCache, TheRuntimesRefusalIsPassedOn) {
   heap.limit = 100;
   const Result<PagedKvCache> cache = PagedKvCache::create(&kTestRuntime, options_of({true}));

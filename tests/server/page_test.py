@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.error
@@ -270,6 +271,54 @@ class PageTest(unittest.TestCase):
         if UPDATE:
             shutil.copy(OUT / "attention_long.png", SOURCE / "docs" / "images" /
                         "page_attention.png")
+
+    def test_dense_rows_and_characters_of_several_tokens(self):
+        b = self.browser
+        b.run("document.querySelector('#raw').checked = true;"
+              "document.querySelector('#max_tokens').value = 4;"
+              "document.querySelector('#prompt').focus();")
+        b.press(*"ab\u20ac=", "Enter")
+        wait_for("the answer", lambda: b.text(".message.model .foot"))
+        self.open_attention()
+        selection = self.selection()
+        self.assertEqual(selection["tokens"][2]["bytes"], [0xe2])
+        # The last of the three bytes shows the character.
+        self.assertEqual(b.run("return document.querySelector('#t4').innerText"), "\u20ac")
+        row = selection["layers"][0]["rows"][5]
+        self.assertIsNone(row["keys"], "six tokens fit top-128 and are read densely")
+        self.assertEqual(len(self.expect_keys(selection, 5, {0})), 6)
+        self.assertIn("dense: all keys", b.text("#facts"))
+        self.assertIn("dense MHA, prefill step 1", b.text("#facts"))
+
+    def test_the_prefix_cache_hides_no_row(self):
+        b = self.browser
+        for _ in range(2):
+            call(self.url + "/v1/completions", {"prompt": "x=1;" * 60, "max_tokens": 2,
+                                                "temperature": 0, "record_selection": True})
+        selection = self.selection()
+        b.run("location.hash = 'attention/' + arguments[0]", selection["id"])
+        wait_for("the tokens", lambda: b.focused() == "tokens")
+        self.expect_keys(selection, selection["prompt_tokens"] - 1, {0})
+        b.press("Home")
+        self.assertEqual(self.expect_keys(selection, 0, {0}), {0})
+
+    def test_a_running_request_is_shown_when_it_ends(self):
+        b = self.browser
+        thread = threading.Thread(target=call, args=(self.url + "/v1/completions", {
+            "prompt": "q", "max_tokens": 3000, "ignore_eos": True, "record_selection": True}))
+        thread.start()
+        try:
+            def running():
+                data = call(self.url + "/v1/lacuna/requests")["data"]
+                return data[0]["id"] if data and not data[0]["finish_reason"] else None
+
+            b.run("location.hash = 'attention/' + arguments[0]",
+                  wait_for("the request", running))
+            wait_for("its state", lambda: b.text("#scene-note").startswith("Running: 1 + "))
+            wait_for("its tokens", lambda: b.focused() == "tokens", 120)
+        finally:
+            thread.join()
+        self.expect_keys(self.selection(), 0, {0})
 
     def test_a_narrow_window(self):
         b = self.browser

@@ -35,7 +35,8 @@ export async function showRequests(chosen) {
     const link = element(
         'a', {href: `#attention/${request.id}`},
         element('b', {
-          textContent: `${count(request.prompt_tokens)} + ${count(request.completion_tokens)} tokens`,
+          textContent: `${count(request.prompt_tokens)} + ` +
+              `${count(request.completion_tokens)} tokens`,
         }),
         element('span', {textContent: new Date(request.created * 1000).toLocaleTimeString()}),
         element('small', {
@@ -62,8 +63,9 @@ function showNote(text) {
   byId('scene-body').hidden = text !== '';
 }
 
-// The lane and the step of every computed row: `rows` of a step are in the order of their lanes.
-function rowsOfSteps(request, cached) {
+// The lane and the step of every row. A recorded prompt is computed from its first token, whatever
+// the prefix cache holds; `rows` of a step are in the order of their lanes.
+function rowsOfSteps(request) {
   const rows = [];
   request?.steps.forEach((step, number) => {
     for (const [lane, many] of Object.entries(step.rows)) {
@@ -72,9 +74,7 @@ function rowsOfSteps(request, cached) {
       }
     }
   });
-  const byPosition = new Map();
-  rows.forEach((row, i) => byPosition.set(cached + i, row));
-  return byPosition;
+  return rows;
 }
 
 function groupsOf(selection) {
@@ -131,7 +131,7 @@ export async function showRequest(id) {
     selection,
     groups,
     chosen: 0,  // a group's number; groups.length for all
-    steps: rowsOfSteps(request, selection.cached_tokens),
+    steps: rowsOfSteps(request),
     texts: textsOf(selection.tokens).map(visibleText),
     spans: [],
     marked: [],
@@ -207,7 +207,7 @@ function textsOf(tokens) {
 }
 
 function drawTokens() {
-  const {tokens, prompt_tokens: promptTokens, cached_tokens: cached} = scene.selection;
+  const {tokens, prompt_tokens: promptTokens} = scene.selection;
   const all = document.createDocumentFragment();
   scene.spans = tokens.map((token, i) => {
     const span = element('span', {id: `t${i}`, textContent: scene.texts[i]});
@@ -223,9 +223,6 @@ function drawTokens() {
     }
     if (i >= promptTokens) {
       span.classList.add('answer');
-    }
-    if (i < cached) {
-      span.classList.add('cached');
     }
     all.append(span);
     if (token.text.endsWith('\n')) {
@@ -273,19 +270,19 @@ function markKeys(position) {
 }
 
 function fact(name, value) {
-  return element('div', {}, element('dt', {textContent: name}), element('dd', {textContent: value}));
+  return element('div', {}, element('dt', {textContent: name}),
+                 element('dd', {textContent: value}));
 }
 
 function showFacts(position, votes) {
-  const {tokens, cached_tokens: cached} = scene.selection;
+  const {tokens} = scene.selection;
   const token = tokens[position];
-  const step = scene.steps.get(position);
+  const step = scene.steps[position];
   const visible = position + 1;
   const facts = [fact('Token', `${count(position)} “${scene.texts[position]}”`)];
   const lists = listsAt(position);
   if (lists.every((keys) => keys === undefined)) {
-    facts.push(fact('Keys', position < cached ? 'held by the prefix cache, not computed' :
-                                                'the last token, never read'));
+    facts.push(fact('Keys', 'the last token, never read'));
   } else {
     if (position + 1 < tokens.length) {
       facts.push(fact('Next', `“${scene.texts[position + 1]}”`));
@@ -388,10 +385,10 @@ function drawMap(position, votes) {
   draw.fillStyle = colorOf('--track');
   draw.fillRect(gutter, top + 2, width - gutter, row - 4);
   for (let begin = 0; begin < tokens.length;) {
-    const entry = scene.steps.get(begin);
+    const entry = scene.steps[begin];
     let end = begin + 1;
-    while (end < tokens.length && scene.steps.get(end)?.step === entry?.step &&
-           scene.steps.get(end)?.lane === entry?.lane) {
+    while (end < tokens.length && scene.steps[end]?.step === entry?.step &&
+           scene.steps[end]?.lane === entry?.lane) {
       ++end;
     }
     if (entry) {
@@ -408,15 +405,12 @@ function drawMap(position, votes) {
 }
 
 function drawLegend() {
-  const lanes = new Set([...scene.steps.values()].map((entry) => entry.lane));
+  const lanes = new Set(scene.steps.map((entry) => entry.lane));
   const entry = (name, text) => [element('i', {className: `swatch ${name}`}), text];
   const parts = [...lanes].flatMap(
       (lane) => entry('lane-' + lane.split(' ')[0], `lane ${lane}`));
   parts.push(...entry('read', 'cache block with a selected key'));
   parts.push(element('span', {className: 'sample answer', textContent: 'answer'}));
-  if (scene.selection.cached_tokens > 0) {
-    parts.push(element('span', {className: 'sample cached', textContent: 'prefix cache'}));
-  }
   byId('legend').replaceChildren(...parts);
 }
 
@@ -464,9 +458,10 @@ function lineMove(down) {
     return cursor;
   }
   const line = spans[i].offsetTop;
+  const distance = (other) => Math.abs(spans[other].offsetLeft - offsetLeft);
   let best = i;
   while (spans[i] && spans[i].offsetTop === line) {
-    if (Math.abs(spans[i].offsetLeft - offsetLeft) < Math.abs(spans[best].offsetLeft - offsetLeft)) {
+    if (distance(i) < distance(best)) {
       best = i;
     }
     i += by;

@@ -109,7 +109,8 @@ class Stopwatch {
     // The first token's time belongs to the prompt.
     const seconds = Math.max(this.last - this.first, 0.1) / 1000;
     const rate = tokens > 1 ? count(Math.round((tokens - 1) / seconds)) : '–';
-    const parts = [`${rate} tokens/s`, `first token ${count(Math.round(this.first - this.begin))} ms`];
+    const wait = count(Math.round(this.first - this.begin));
+    const parts = [`${rate} tokens/s`, `first token ${wait} ms`];
     if (this.usage) {
       const cached = this.usage.prompt_tokens_details?.cached_tokens ?? 0;
       parts.push(`${count(this.usage.prompt_tokens)} prompt tokens` +
