@@ -104,8 +104,8 @@ def main():
                 # Exit code 1 is locust's for any failed request.
                 done = subprocess.run(
                     [python, "-m", "locust", "-f", locustfile, "--headless", "--json",
-                     "--only-summary", "-u", str(streams), "-r", str(streams), "--run-time", f"{flags.seconds}s",
-                     "--stop-timeout", "30", "--host", f"http://127.0.0.1:{port}"],
+                     "--only-summary", "-u", str(streams), "-r", str(streams),
+                     "--run-time", f"{flags.seconds}s", "--stop-timeout", "30", "--host", f"http://127.0.0.1:{port}"],
                     capture_output=True, text=True, timeout=300, cwd=folder)
                 assert done.returncode == 0, done.stdout + done.stderr
                 stats = {row["name"]: row for row in json.loads(done.stdout)}
@@ -118,8 +118,8 @@ def main():
                     whole["last_request_timestamp"] - whole["start_time"])
                 print(f"{streams:3} streams: {whole['num_requests']} answers, 0 failures, "
                       f"{rate:.0f} tokens/s, first token after {mean['first token']:.1f} ms "
-                      f"(mean), at most {first['max_response_time']:.1f} ms, whole {mean['whole']:.1f} ms",
-                      flush=True)
+                      f"(mean), at most {first['max_response_time']:.1f} ms, "
+                      f"whole {mean['whole']:.1f} ms", flush=True)
     finally:
         server.terminate()
         code = server.wait(timeout=60)
