@@ -105,7 +105,8 @@ def main():
                 done = subprocess.run(
                     [python, "-m", "locust", "-f", locustfile, "--headless", "--json",
                      "--only-summary", "-u", str(streams), "-r", str(streams),
-                     "--run-time", f"{flags.seconds}s", "--stop-timeout", "30", "--host", f"http://127.0.0.1:{port}"],
+                     "--run-time", f"{flags.seconds}s", "--stop-timeout", "30",
+                     "--host", f"http://127.0.0.1:{port}"],
                     capture_output=True, text=True, timeout=300, cwd=folder)
                 assert done.returncode == 0, done.stdout + done.stderr
                 stats = {row["name"]: row for row in json.loads(done.stdout)}
