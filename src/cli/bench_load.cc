@@ -24,6 +24,9 @@ using Json = nlohmann::json;
 using server::HttpClient;
 using server::HttpReply;
 
+// Each request in flight has a thread.
+constexpr int64_t kConcurrencyMax = 4096;
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -272,7 +275,9 @@ LoadRun send_load(const LoadTarget& target, const std::vector<LoadPrompt>& promp
                   const LoadOptions& options) {
   LoadRun run;
   run.prompt_hash = hash_of(prompts);
-  run.paced = !options.due.empty();
+  const bool has_due = !options.due.empty();
+  // With a limit on concurrency, waiting for a free place is meant.
+  run.paced = has_due && options.max_concurrency == 0;
   run.requests.resize(prompts.size());
   // Bodies are made beforehand: the clock is about the server.
   std::vector<std::string> bodies;
@@ -280,15 +285,15 @@ LoadRun send_load(const LoadTarget& target, const std::vector<LoadPrompt>& promp
     bodies.push_back(body_of(target, prompt, options));
   }
   const int64_t count = static_cast<int64_t>(prompts.size());
-  const int64_t num_threads =
-      options.max_concurrency > 0 ? std::min(options.max_concurrency, count) : count;
+  const int64_t limit = options.max_concurrency > 0 ? options.max_concurrency : kConcurrencyMax;
+  const int64_t num_threads = std::min(limit, count);
   std::atomic<int64_t> next = 0;
   const Clock::time_point begin = Clock::now();
   const auto work = [&] {
     Result<HttpClient> client = connect_to(target, target.timeout_seconds);
     for (int64_t i = next++; i < count; i = next++) {
       double late = 0;
-      if (run.paced) {
+      if (has_due) {
         const auto due = begin + std::chrono::duration_cast<Clock::duration>(
                                      std::chrono::duration<double>(options.due[i]));
         std::this_thread::sleep_until(due);

@@ -45,7 +45,7 @@ struct LoadTarget {
 };
 
 struct LoadOptions {
-  int64_t max_concurrency = 0;  // 0: as many as there are requests
+  int64_t max_concurrency = 0;  // 0: as many as there are requests, up to 4096
   bool ignore_eos = false;
   double temperature = 0;
   bool temperature_given = false;

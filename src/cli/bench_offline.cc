@@ -43,6 +43,14 @@ double seconds_between(Clock::time_point begin, Clock::time_point end) {
   return std::chrono::duration<double>(end - begin).count();
 }
 
+// Of all threads of this process; on a busy machine steadier than the wall's, but waiting threads
+// may spin.
+double cpu_seconds() {
+  timespec now = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
 // One batch, from the first step to the last.
 struct BatchTimes {
   double seconds = 0;
@@ -50,6 +58,7 @@ struct BatchTimes {
   double decode_seconds = 0;
   int64_t decode_tokens = 0;
   std::vector<double> decode_steps;
+  std::vector<double> decode_cpu;  // CPU seconds of the same steps
   int64_t tokens_out = 0;
 };
 
@@ -65,9 +74,11 @@ Result<BatchTimes> run_batch(Engine& engine, const std::vector<LoadPrompt>& prom
   BatchTimes times;
   const Clock::time_point begin = Clock::now();
   Clock::time_point before = begin;
+  double cpu_before = cpu_seconds();
   while (engine.has_work()) {
     LACUNA_ASSIGN_OR_RETURN(const std::vector<TokenEvent> events, engine.step());
     const Clock::time_point after = Clock::now();
+    const double cpu_after = cpu_seconds();
     const bool decodes = std::all_of(events.begin(), events.end(),
                                      [](const TokenEvent& event) { return event.step.decode; });
     const int64_t tokens = std::count_if(
@@ -75,10 +86,12 @@ Result<BatchTimes> run_batch(Engine& engine, const std::vector<LoadPrompt>& prom
     times.tokens_out += tokens;
     if (decodes && tokens > 0) {
       times.decode_steps.push_back(seconds_between(before, after));
+      times.decode_cpu.push_back(cpu_after - cpu_before);
       times.decode_seconds += times.decode_steps.back();
       times.decode_tokens += tokens;
     }
     before = after;
+    cpu_before = cpu_after;
   }
   times.seconds = seconds_between(begin, before);
   return times;
@@ -215,6 +228,7 @@ Status bench_latency(OfflineFlags flags) {
   std::vector<double> totals;
   std::vector<double> token_seconds;
   std::vector<double> steps;
+  std::vector<double> cpu;
   std::vector<double> rates;
   EngineCounters before;
   for (int64_t i = 0; i < flags.num_iters_warmup + flags.num_iters; ++i) {
@@ -235,6 +249,7 @@ Status bench_latency(OfflineFlags flags) {
     totals.push_back(times.seconds);
     token_seconds.push_back(times.seconds / static_cast<double>(flags.output_len));
     steps.insert(steps.end(), times.decode_steps.begin(), times.decode_steps.end());
+    cpu.insert(cpu.end(), times.decode_cpu.begin(), times.decode_cpu.end());
     if (times.decode_seconds > 0) {
       rates.push_back(static_cast<double>(times.decode_tokens) / times.decode_seconds);
     }
@@ -242,9 +257,9 @@ Status bench_latency(OfflineFlags flags) {
   fmt::print("batch of {}, {} tokens in, {} out: {:.2f} ms (median of {}), {:.3f} ms a token\n",
              flags.batch_size, flags.input_len, flags.output_len, 1e3 * percentile(totals, 50),
              flags.num_iters, 1e3 * percentile(token_seconds, 50));
-  fmt::print("  decode: step {:.3f} ms (p10 {:.3f}, p90 {:.3f}), {:.1f} tokens/s\n",
+  fmt::print("  decode: step {:.3f} ms (p10 {:.3f}, p90 {:.3f}; CPU {:.3f}), {:.1f} tokens/s\n",
              1e3 * percentile(steps, 50), 1e3 * percentile(steps, 10), 1e3 * percentile(steps, 90),
-             percentile(rates, 50));
+             1e3 * percentile(cpu, 50), percentile(rates, 50));
   json["batch_size"] = flags.batch_size;
   json["input_len"] = flags.input_len;
   json["output_len"] = flags.output_len;
@@ -256,6 +271,7 @@ Status bench_latency(OfflineFlags flags) {
   json["latency_ms"] = summary_ms(totals);
   json["latency_per_token_ms"] = summary_ms(token_seconds);
   json["decode_step_ms"] = summary_ms(steps);
+  json["decode_step_cpu_ms"] = summary_ms(cpu);
   json["decode_tokens_per_second"] = percentile(rates, 50);
   json["decode_tokens_per_second_rounds"] = rates;
   json["engine"] = engine_json(before, engine->counters());

@@ -603,8 +603,8 @@ void add_bench_serve(CLI::App& bench, Action& action) {
   command->add_option("--burstiness", flags->burstiness, "1: Poisson; below: bursts")
       ->check(CLI::Range(1e-3, 1e6))
       ->capture_default_str();
-  command->add_option("--max-concurrency", flags->max_concurrency, "Default: no limit")
-      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--max-concurrency", flags->max_concurrency, "Default: 4096")
+      ->check(CLI::Range(1, 1 << 14));
   command->add_option("--num-warmups", flags->num_warmups, "Requests before each run")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();

@@ -155,7 +155,8 @@ class EvalServer(unittest.TestCase):
     def test_what_goes_wrong_is_one_line(self):
         cases = (((400, {"error": {"message": "too long by 3"}}), "answered 400: too long by 3"),
                  ((500, b"oops"), "answered 500: oops"),
-                 ((200, {"choices": []}), "no choices[0].text"), ((200, b"{"), "no choices[0].text"))
+                 ((200, {"choices": []}), "no choices[0].text"),
+                 ((200, b"{"), "no choices[0].text"))
         for reply, words in cases:
             with Server(lambda body, reply=reply: reply) as server:
                 done = self.gsm8k(server)
@@ -184,7 +185,10 @@ class EvalServer(unittest.TestCase):
 
     def test_comparison_of_two_runs(self):
         def right_unless(wrong):
-            return lambda body: completion(f"#### {number_asked(body) + (number_asked(body) not in wrong) * 1000}")
+            def answer(body):
+                n = number_asked(body)
+                return completion(f"#### {n if n in wrong else n + 1000}")
+            return answer
 
         for name, wrong in (("a.json", {1, 2, 39}), ("b.json", {2, 5, 6, 7})):
             with Server(right_unless(wrong)) as server:
