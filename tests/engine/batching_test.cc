@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "lacuna/engine.h"
 #include "engine/nano.h"
+#include "lacuna/engine.h"
 
 namespace lacuna {
 namespace {
