@@ -100,7 +100,9 @@ constexpr BasicTensorView<Void> make_view(Void* data, DType dtype,
   int64_t stride = 1;
   for (int d = view.rank - 1; d >= 0; --d) {
     view.strides[d] = stride;
-    stride *= view.shape[d];
+    if (d > 0) {
+      stride *= view.shape[d];  // the outermost extent is in no stride, and may be absurd
+    }
   }
   return view;
 }

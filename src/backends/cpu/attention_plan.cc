@@ -89,8 +89,11 @@ int64_t plan_slots_max(const PlanShape& shape) {
   }
   // A row longer than a share s makes at most 2 * length / s splits, and the lengths add up to at
   // most kSharesMax * threads shares.
-  return std::min(shape.num_rows * div_up(shape.list_width, kKeysPerSplitMin),
-                  2 * kSharesMax * shape.num_threads);
+  const int64_t splits_max = 2 * kSharesMax * shape.num_threads;
+  int64_t splits = 0;
+  return __builtin_mul_overflow(shape.num_rows, div_up(shape.list_width, kKeysPerSplitMin), &splits)
+             ? splits_max
+             : std::min(splits, splits_max);
 }
 
 int64_t whole_row_splits_max(const PlanShape& shape) {

@@ -775,7 +775,11 @@ SelectKeysScratch carve_select_keys(const SelectKeysArgs& args, const DeviceInfo
   }
   scratch.visible = workspace.take<int32_t>(rows);
   // Bounds chunk * columns and, unlike it, grows with every extent.
-  scratch.logits = workspace.take<float>(std::min(rows * columns, std::max(cap / 4, columns)));
+  int64_t logits = std::max(cap / 4, columns);
+  if (int64_t all = 0; !__builtin_mul_overflow(rows, columns, &all)) {
+    logits = std::min(logits, all);
+  }
+  scratch.logits = workspace.take<float>(logits);
   const IndexLogitsArgs scoring = scoring_args(args);
   const int64_t worker_bytes =
       std::max(score_scratch_bytes(scoring, score_rows_per_task(scoring, device)),
