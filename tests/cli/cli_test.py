@@ -251,11 +251,11 @@ class GoodPaths(CliTest):
 
 class CommandLine(CliTest):
     def test_commands(self):
-        known = "expected one of: generate, eval, demo, info, logits, bench (see lacuna --help)"
+        known = "expected one of: generate, serve, eval, demo, info, logits, bench (see lacuna --help)"
         self.bad(2, ['there is no command "nope"', known], "nope")
         self.bad(2, ["no command was given", known])
         self.bad(2, ['there is no command "--nope"', known], "--nope")
-        self.bad(2, ['there is no command "nope"', "attention, prefill (see lacuna bench --help)"],
+        self.bad(2, ['there is no command "nope"', "attention, prefill, latency, throughput, serve (see lacuna bench --help)"],
                  "bench", "nope")
         self.bad(2, ["no command was given", "attention, prefill"], "bench")
 

@@ -19,7 +19,8 @@ KEY = "secret"
 def in_venv(venv):
     """Runs this script again with the package at hand."""
     python = venv / "bin" / "python"
-    if subprocess.run([python, "-c", "import openai"], capture_output=True).returncode != 0:
+    if not python.exists() or subprocess.run([python, "-c", "import openai"],
+                                             capture_output=True).returncode != 0:
         for command in ([sys.executable, "-m", "venv", venv],
                         [python, "-m", "pip", "install", "-q", "openai>=1.50"]):
             done = subprocess.run(command, capture_output=True, text=True)
