@@ -138,13 +138,13 @@ Status demo(const DemoFlags& flags) {
   fmt::print("\n{} of {} right.\n\n", right, asked);
   fmt::print(
       "Next:\n"
-      "  lacuna generate -p '#12+34=' --stop '\\n'          ask it yourself\n"
-      "  lacuna generate --model DIR --prompt TEXT          another DeepSeek-V3.2 or GLM-5.x "
-      "folder (BF16, F16, F32)\n"
-      "  lacuna generate --model DIR --tokens 1,2,3         one whose tokenizer is not read yet\n"
-      "  lacuna eval --every 20                             its accuracy on part of its problems\n"
-      "  lacuna info                                        devices and kernels\n"
-      "A server is not part of this version; lacuna generate is the way to use a checkpoint.\n");
+      "  lacuna serve                                  an OpenAI-compatible server and a page, at "
+      "http://127.0.0.1:8000\n"
+      "  lacuna generate -p '#12+34=' --stop '\\n'     ask it yourself\n"
+      "  lacuna serve --model DIR                      another DeepSeek-V3.2 or GLM-5.x folder "
+      "(BF16, F16, F32)\n"
+      "  lacuna eval --every 20                        its accuracy on part of its problems\n"
+      "  lacuna info                                   devices and kernels\n");
   if (right != asked) {
     return internal_error("the demo model answered " + std::to_string(asked - right) +
                           " questions wrongly");
