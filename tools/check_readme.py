@@ -5,7 +5,7 @@
 
 Each line of a ```sh block that starts with ./run or build/ must name a command that exists: for
 ./run, one that its help lists; for a program, one whose --help succeeds and knows every option that
-the line uses. build/PRESET stands for DIR. A ```cpp block that has a main function must be, byte
+the line uses, and which then runs (but for servers). build/PRESET stands for DIR. A ```cpp block that has a main function must be, byte
 for byte, a file of examples/.
 """
 import argparse
@@ -50,6 +50,12 @@ def check_program(words, build_dir):
         option = re.match(r"--[a-z0-9-]+", word)
         if option and not re.search(rf"(?<![\w-]){re.escape(option.group(0))}(?![\w-])", text):
             return f"{' '.join([words[0], *subcommand])} has no option {option.group(0)}"
+    if subcommand == ["serve"]:
+        return None  # would not end; the server's tests start it
+    done = subprocess.run([program, *words[1:]], cwd=ROOT, capture_output=True, text=True,
+                          timeout=250, check=False)
+    if done.returncode != 0:
+        return f"{' '.join(words)} exits with {done.returncode}: {done.stderr.strip()[-300:]}"
     return None
 
 
