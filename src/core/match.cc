@@ -177,6 +177,19 @@ Status check_row_ids(int64_t num_blocks, int64_t block_size, int64_t block_strid
   return ok_status();
 }
 
+Status check_bit_mask(const ConstTensorView& mask, const char* name, Dim& rows) {
+  Dim words("words");
+  LACUNA_RETURN_IF_ERROR(
+      match(mask, name).shape({&rows, &words}).dtypes({DType::kInt32}).last_contiguous().status());
+  // Checked for one row too: builders zero the whole stride.
+  if (mask.shape[0] > 0 && (mask.strides[0] % 4 != 0 || mask.strides[0] < mask.shape[1])) {
+    return invalid_argument(std::string(name) + ": row stride " + std::to_string(mask.strides[0]) +
+                            " words, expected a multiple of 4 of at least " +
+                            std::to_string(mask.shape[1]));
+  }
+  return ok_status();
+}
+
 Status check_devices(Device device, std::initializer_list<NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     if (!named.tensor.empty()) {

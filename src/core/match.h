@@ -61,6 +61,9 @@ Status check_cache(const KvCacheView& kv, const char* name);
 Status check_row_ids(int64_t num_blocks, int64_t block_size, int64_t block_stride_rows,
                      const char* name);
 
+// A bit mask [rows, words] of int32 whose row stride is a whole number of 16-byte loads.
+Status check_bit_mask(const ConstTensorView& mask, const char* name, Dim& rows);
+
 // The device all present tensors share; an error names the one that differs.
 struct NamedTensor {
   const ConstTensorView& tensor;

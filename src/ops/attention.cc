@@ -33,19 +33,6 @@ Status check_lse(const ConstTensorView& tensor, const char* name, Dim& rows, Dim
                         : match(tensor, name).shape({&rows, &heads}).dtypes({kF32}).status();
 }
 
-Status check_mask(const ConstTensorView& mask, Dim& rows) {
-  Dim words("words");
-  LACUNA_RETURN_IF_ERROR(
-      match(mask, "mask").shape({&rows, &words}).dtypes({kI32}).last_contiguous().status());
-  // Checked for one row too: the builder zeroes the whole stride.
-  if (mask.shape[0] > 0 && (mask.strides[0] % 4 != 0 || mask.strides[0] < mask.shape[1])) {
-    return invalid_argument("mask: row stride " + std::to_string(mask.strides[0]) +
-                            " words, expected a multiple of 4 of at least " +
-                            std::to_string(mask.shape[1]));
-  }
-  return ok_status();
-}
-
 }  // namespace
 
 Device Op<SparseMlaArgs>::device(const SparseMlaArgs& args) { return args.kv.device; }
@@ -272,7 +259,7 @@ Status Op<MhaArgs>::validate(const MhaArgs& args) {
   }
   LACUNA_RETURN_IF_ERROR(check_scale(args.softmax_scale));
   if (!args.mask.empty()) {
-    LACUNA_RETURN_IF_ERROR(check_mask(args.mask, rows));
+    LACUNA_RETURN_IF_ERROR(check_bit_mask(args.mask, "mask", rows));
   }
   if (!args.key_start.empty()) {
     if (args.mask.empty()) {
@@ -320,7 +307,7 @@ Status Op<BuildMaskArgs>::validate(const BuildMaskArgs& args) {
                              .status());
   LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows));
   LACUNA_RETURN_IF_ERROR(check_row_ints(args.key_begin, "key_begin", rows));
-  LACUNA_RETURN_IF_ERROR(check_mask(args.mask, rows));
+  LACUNA_RETURN_IF_ERROR(check_bit_mask(args.mask, "mask", rows));
   if (args.key_count < 0 || args.key_count > 32 * args.mask.shape[1]) {
     return invalid_argument("key_count: " + std::to_string(args.key_count) + ", expected 0 to " +
                             std::to_string(32 * args.mask.shape[1]) + " (32 bits a word)");

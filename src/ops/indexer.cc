@@ -145,18 +145,7 @@ Status check_outputs(const SelectionOutputs& outputs, int64_t k, int kpool, Devi
         check_addressing(outputs.num_blocks, outputs.block_size, outputs.block_stride_rows));
   }
   if (!outputs.mask.empty()) {
-    Dim words("words");
-    LACUNA_RETURN_IF_ERROR(match(outputs.mask, "outputs.mask")
-                               .shape({&rows, &words})
-                               .dtypes({kI32})
-                               .last_contiguous()
-                               .status());
-    if (outputs.mask.shape[0] > 0 &&
-        (outputs.mask.strides[0] % 4 != 0 || outputs.mask.strides[0] < outputs.mask.shape[1])) {
-      return invalid_argument(
-          "outputs.mask: row stride " + std::to_string(outputs.mask.strides[0]) +
-          " words, expected a multiple of 4 of at least " + std::to_string(outputs.mask.shape[1]));
-    }
+    LACUNA_RETURN_IF_ERROR(check_bit_mask(outputs.mask, "outputs.mask", rows));
   }
   return check_devices(device, {{outputs.counts, "outputs.counts"},
                                 {outputs.request_ids, "outputs.request_ids"},
