@@ -24,3 +24,26 @@ if(NOT LACUNA_CUDA STREQUAL "OFF")
   endif()
 endif()
 message(STATUS "Lacuna: CUDA code ${LACUNA_HAVE_CUDA}")
+
+# lacuna_cuda_library(NAME sources... LINK targets...): a library of host and device sources. Spills,
+# local memory and whatever else ptxas warns of are errors; so are its advisories C75xx ("wgmma
+# serialized" and the like), which no flag turns into errors: tools/nvcc_strict.py looks for them.
+set(LACUNA_CUDA_FLAGS
+    -Werror=all-warnings -Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error
+    -Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-Wno-unused-parameter)
+
+function(lacuna_cuda_library name)
+  cmake_parse_arguments(ARG "" "" "LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_UNPARSED_ARGUMENTS})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>)
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:${LACUNA_WARNINGS} ${LACUNA_SANITIZE_FLAGS}>
+    $<$<COMPILE_LANGUAGE:CUDA>:${LACUNA_CUDA_FLAGS}>)
+  target_compile_features(${name} PUBLIC cxx_std_20)
+  target_link_libraries(${name} PUBLIC ${ARG_LINK})
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  set_target_properties(${name} PROPERTIES
+    CUDA_COMPILER_LAUNCHER
+      "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/tools/nvcc_strict.py;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+endfunction()

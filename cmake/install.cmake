@@ -6,7 +6,11 @@ include(CMakePackageConfigHelpers)
 set(LACUNA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/lacuna)
 
 set_target_properties(lacuna_kernels PROPERTIES EXPORT_NAME lacuna)
-install(TARGETS lacuna_core lacuna_ops lacuna_cpu lacuna_kernels
+set(LACUNA_INSTALLED lacuna_core lacuna_ops lacuna_cpu lacuna_kernels)
+if(LACUNA_HAVE_CUDA)
+  list(APPEND LACUNA_INSTALLED lacuna_cuda)
+endif()
+install(TARGETS ${LACUNA_INSTALLED}
         EXPORT lacuna
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

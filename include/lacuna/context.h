@@ -18,6 +18,8 @@ struct ContextOptions {
   // Threads of the CPU backend, the calling thread included. 0: one per core that the process may
   // run on.
   int num_threads = 0;
+  // Whether GPUs are looked for. Creating a context on them takes memory and start-up time.
+  bool use_cuda = true;
 };
 
 // What a call needs besides its arguments. `stream` is the backend's stream (null on the CPU).

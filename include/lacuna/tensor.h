@@ -58,7 +58,9 @@ struct BasicTensorView {
   }
 
   // A mutable view converts to a const one.
-  constexpr operator BasicTensorView<const Void>() const requires(!std::is_const_v<Void>) {
+  template <class Other>
+  requires(std::is_same_v<Other, const void> && !std::is_const_v<Void>) constexpr
+  operator BasicTensorView<Other>() const {
     return {data, dtype, device, rank, shape, strides};
   }
 

@@ -1,6 +1,9 @@
 // The explicit, ordered list of backends; builds a Context.
 #include "backends/cpu/backend.h"
 #include "ops/backend.h"
+#ifdef LACUNA_HAVE_CUDA
+#include "backends/cuda/backend.h"
+#endif
 
 namespace lacuna {
 
@@ -12,7 +15,20 @@ Result<Context> Context::create(const ContextOptions& options) {
   auto state = std::make_shared<ContextState>();
   state->thread_pool = std::make_unique<ThreadPool>(options.num_threads);
   state->devices.push_back(cpu::device_info(state->thread_pool.get()));
-  state->backends = {&cpu::kBackend};
+#ifdef LACUNA_HAVE_CUDA
+  if (options.use_cuda) {
+    for (DeviceInfo& device : cuda::devices(&state->cuda_status)) {
+      state->devices.push_back(std::move(device));
+    }
+  } else {
+    state->cuda_status = "the GPUs were not asked for (use_cuda)";
+  }
+  // Listed even where no GPU can run them, so that one can be told what there is.
+  state->backends.push_back(&cuda::kBackend);
+#else
+  state->cuda_status = "this build has no CUDA code";
+#endif
+  state->backends.push_back(&cpu::kBackend);
   return Context(std::move(state));
 }
 

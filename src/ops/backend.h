@@ -32,6 +32,7 @@ struct DeviceInfo {
   int sm_count = 0;
   int compute_capability = 0;  // 90 for sm_90
   int64_t smem_optin_bytes = 0;
+  int64_t l2_bytes = 0;
 };
 
 // A kernel is a name and up to four functions. `Args` are validated before any of them is called.
@@ -90,6 +91,7 @@ struct ContextState {
   std::unique_ptr<ThreadPool> thread_pool;
   std::vector<DeviceInfo> devices;       // every usable device
   std::vector<const Backend*> backends;  // in dispatch order
+  std::string cuda_status;  // why there are fewer GPUs than one may expect; may be empty
 };
 
 // Name of an operation, its list in a backend, and how its arguments are validated. One

@@ -56,11 +56,17 @@ struct RopeArgs {
   std::string_view kernel = {};
 };
 
+// Side of the square blocks of an FP8 weight that share one scale (DeepSeek-V3's
+// "weight_scale_inv": the factor that restores the values). Blocks at the edges may be partial.
+inline constexpr int64_t kWeightScaleBlock = 128;
+
 // out = x weight^T.
 struct LinearArgs {
   ConstTensorView x;       // [T, K] f32 or bf16, last dimension contiguous
-  ConstTensorView weight;  // [N, K] f32 or bf16, last dimension contiguous
-  TensorView out;          // [T, N] f32 or bf16, last dimension contiguous
+  ConstTensorView weight;  // [N, K] f32, bf16 or fp8 e4m3, last dimension contiguous
+  // Only with an fp8 weight: weight[n, k] stands for weight[n, k] * weight_scale[n / 128, k / 128].
+  ConstTensorView weight_scale;  // [ceil(N / 128), ceil(K / 128)] f32, contiguous
+  TensorView out;                // [T, N] f32 or bf16, last dimension contiguous
   std::string_view kernel = {};
 };
 
@@ -126,15 +132,21 @@ struct TokenLogprobsArgs {
   std::string_view kernel = {};
 };
 
+// Matrices are f32, bf16 or fp8 e4m3, all of one type; the scales are there with fp8 only, as in
+// LinearArgs.
 struct ExpertWeights {
   ConstTensorView gate;  // [F, D]
   ConstTensorView up;    // [F, D]
   ConstTensorView down;  // [D, F]
+  ConstTensorView gate_scale;
+  ConstTensorView up_scale;
+  ConstTensorView down_scale;
 };
 
 // out[t] = sum_k weights[t, k] * down_e(silu(gate_e x[t]) * up_e x[t]) with e = ids[t, k]; a
 // negative id is skipped. The hidden activation is rounded to x's dtype (it is a GEMM input). out
-// is overwritten.
+// is overwritten. A kernel may ask that the experts lie at equal distances in memory (on a GPU,
+// where they are loaded one behind the other).
 struct MoeExpertsArgs {
   ConstTensorView x;        // [T, D] f32 or bf16, last dimension contiguous
   ConstTensorView ids;      // [T, K] int32, contiguous

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -40,15 +41,22 @@ Result<void*> allocate_bytes(int64_t bytes) {
   return data;
 }
 
+std::atomic<int64_t> num_allocations{0};
+
+Result<void*> allocate_counted(int64_t bytes) {
+  num_allocations.fetch_add(1, std::memory_order_relaxed);
+  return allocate_bytes(bytes);
+}
+
 Result<void*> nothing(int) { return static_cast<void*>(nullptr); }
 
 }  // namespace
 
 const Runtime kRuntime = {
     .name = "cpu",
-    .allocate = [](int, int64_t bytes) { return allocate_bytes(bytes); },
+    .allocate = [](int, int64_t bytes) { return allocate_counted(bytes); },
     .free = [](int, void* data) { std::free(data); },
-    .allocate_pinned = allocate_bytes,
+    .allocate_pinned = allocate_counted,
     .free_pinned = [](void* data) { std::free(data); },
     .register_host = [](void*, int64_t) { return ok_status(); },
     .unregister_host = [](void*) {},
@@ -73,6 +81,17 @@ const Runtime kRuntime = {
     .destroy_event = [](void*) {},
     .record_event = [](void*, void*) { return ok_status(); },
     .wait_event = [](void*, void*) { return ok_status(); },
+    .await_event = [](void*) { return ok_status(); },
+    .elapsed_ms = [](void*, void*) { return Result<double>(0.0); },
+    .begin_capture = nullptr,
+    .end_capture = nullptr,
+    .launch_graph = nullptr,
+    .destroy_graph = nullptr,
+    .forbid_sync = [](bool) {},
+    .counters =
+        [] {
+          return RuntimeCounters{.allocations = num_allocations.load(std::memory_order_relaxed)};
+        },
 };
 
 }  // namespace lacuna::cpu

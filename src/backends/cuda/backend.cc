@@ -1,0 +1,17 @@
+// The lists of the portable CUDA backend: every operation, on any GPU from sm_80 on.
+#include "backends/cuda/backend.h"
+
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/runtime.h"
+
+namespace lacuna::cuda {
+
+const Backend kBackend = {
+    .name = "cuda",
+    .runtime = &kRuntime,
+    .device_kind = DeviceKind::kCuda,
+    .available = [](const DeviceInfo& device) { return device.compute_capability >= 80; },
+    .translate_indices = {&kTranslateIndices, 1},
+};
+
+}  // namespace lacuna::cuda

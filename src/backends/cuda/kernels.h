@@ -1,0 +1,16 @@
+// The kernels of the portable CUDA backend, one family a file; backend.cc puts them into lists.
+#pragma once
+
+#include "ops/backend.h"
+
+namespace lacuna::cuda {
+
+// indexer/
+extern const Kernel<TranslateIndicesArgs> kTranslateIndices;
+
+template <class Args>
+Status supports_all(const Args&, const DeviceInfo&) {
+  return ok_status();
+}
+
+}  // namespace lacuna::cuda
