@@ -137,30 +137,41 @@ async function send(prompt) {
   const watch = new Stopwatch();
   byId('speed').textContent = watch.text();
   let text = '';
+  let thoughts = '';
   let id = '';
   let end = '';
+  // What came since the last frame is drawn at once: a fast model sends more tokens than a screen
+  // has frames, and a layout for each would fall behind.
+  let frame = null;
+  const paint = () => {
+    cancelAnimationFrame(frame);
+    frame = null;
+    if (thoughts) {
+      answer.thoughts ??= answer.body.parentNode.insertBefore(
+          element('div', {className: 'thoughts'}), answer.body);
+      answer.thoughts.textContent = thoughts;
+    }
+    answer.body.textContent = text;
+    byId('speed').textContent = watch.text();
+    byId('log').scrollTop = byId('log').scrollHeight;
+  };
   try {
     for await (const chunk of streamJson(path, body, running.signal)) {
+      // The answer may have arrived whole already: then there is nothing left to abort.
+      running.signal.throwIfAborted();
       id = chunk.id;
       for (const choice of chunk.choices) {
-        const thought = choice.delta?.reasoning_content;
+        const thought = choice.delta?.reasoning_content ?? '';
         const piece = choice.text ?? choice.delta?.content ?? '';
-        if (thought) {
-          answer.thoughts ??= answer.body.parentNode.insertBefore(
-              element('div', {className: 'thoughts'}), answer.body);
-          answer.thoughts.textContent += thought;
-        }
         if (thought || piece) {
           watch.token();
         }
+        thoughts += thought;
         text += piece;
-        answer.body.append(piece);
         end = choice.finish_reason ?? end;
       }
       watch.usage = chunk.usage ?? watch.usage;
-      byId('speed').textContent = watch.text();
-      const log = byId('log');
-      log.scrollTop = log.scrollHeight;
+      frame ??= requestAnimationFrame(paint);
     }
   } catch (error) {
     if (error.name === 'AbortError') {
@@ -170,6 +181,7 @@ async function send(prompt) {
       answer.message.classList.add('failed');
     }
   }
+  paint();
   if (!byId('raw').checked && text) {
     messages.push({role: 'user', content: prompt}, {role: 'assistant', content: text});
   }
