@@ -195,7 +195,7 @@ struct Engine::State {
   int64_t rows_max() const;  // of a step
   // The largest steps that can come, run in measuring mode.
   Status measure();
-  void measure_batch(int64_t rows, int64_t requests, int64_t seq_len);
+  void measure_batch(int64_t rows, int64_t requests, int64_t num_keys);
   Status forward_step(const std::vector<ScheduledRows>& rows, std::vector<StepInfo>* infos);
   Status prompt_logprobs(const ScheduledRows& rows, int64_t first_row);
   Status sample();
@@ -366,6 +366,15 @@ Status Engine::State::measure() {
     routes.push_back(limits);
     routes.back().force_mqa = true;
   }
+  const auto measure_forward = [&](int64_t rows, int64_t requests, int64_t num_keys) -> Status {
+    measure_batch(rows, requests, num_keys);
+    for (const RoutingLimits& route : routes) {
+      plan_attention(batch, route, &plan);
+      LACUNA_RETURN_IF_ERROR(
+          model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+    }
+    return ok_status();
+  };
   // Kernels may be chosen by the number of rows, so each power of two is asked: of one request and
   // of as many as there can be, at the shortest context (dense lane) and at the longest (sparse
   // lane).
@@ -377,12 +386,7 @@ Status Engine::State::measure() {
       }
       for (const int64_t seq_len :
            {std::max(rows_each, std::min(model_len, limits.index_topk)), model_len}) {
-        measure_batch(rows, requests, seq_len);
-        for (const RoutingLimits& route : routes) {
-          plan_attention(batch, route, &plan);
-          LACUNA_RETURN_IF_ERROR(
-              model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
-        }
+        LACUNA_RETURN_IF_ERROR(measure_forward(rows, requests, requests * seq_len));
       }
     }
     const int64_t logits_rows = std::min(rows, logits_rows_max);
@@ -396,18 +400,26 @@ Status Engine::State::measure() {
       break;
     }
   }
+  // The dense lane's largest step: with contexts from earlier steps it has more keys than rows.
+  for (const int64_t requests : {int64_t{1}, std::min(rows_max(), options.max_num_seqs)}) {
+    const int64_t num_keys =
+        std::min(limits.mha_keys_max, requests * std::min(model_len, limits.index_topk));
+    LACUNA_RETURN_IF_ERROR(
+        measure_forward(std::min(rows_max(), num_keys), std::min(requests, num_keys), num_keys));
+  }
   run.set_measuring(false);
   return ok_status();
 }
 
-// `requests` sequences of `seq_len` tokens that share `rows` rows.
-void Engine::State::measure_batch(int64_t rows, int64_t requests, int64_t seq_len) {
+// `requests` sequences that share `rows` rows and `num_keys` tokens, both as evenly as they go.
+void Engine::State::measure_batch(int64_t rows, int64_t requests, int64_t num_keys) {
   batch.clear();
   batch.table_width = (options.max_model_len + options.block_size - 1) / options.block_size;
   batch.block_table.assign(requests * batch.table_width, 0);
   batch.query_starts.push_back(0);
   for (int64_t r = 0; r < requests; ++r) {
     const int64_t count = rows / requests + (r < rows % requests ? 1 : 0);
+    const int64_t seq_len = num_keys / requests + (r < num_keys % requests ? 1 : 0);
     batch.seq_lens.push_back(static_cast<int32_t>(seq_len));
     batch.num_decodes += count == 1 && seq_len == options.max_model_len ? 1 : 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -509,8 +521,11 @@ Result<int64_t> Engine::submit(Request request) {
         "stop: text needs the tokenizer, which was skipped; use stop_token_ids");
   }
   const int64_t id = s.next_id++;
-  s.scheduler.add(std::make_unique<Sequence>(id, std::move(request), s.tokenizer, &s.pool,
-                                             s.options.block_size));
+  const int64_t answer_max = std::min(request.sampling.max_tokens, s.info.max_model_len - length);
+  auto sequence = std::make_unique<Sequence>(id, std::move(request), s.tokenizer, &s.pool,
+                                             s.options.block_size);
+  sequence->tokens.reserve(length + answer_max);
+  s.scheduler.add(std::move(sequence));
   return id;
 }
 
@@ -712,6 +727,7 @@ Result<std::vector<TokenEvent>> Engine::step() {
   if (s.scheduled.empty()) {
     return events;
   }
+  events.reserve(events.size() + s.scheduled.size());
   auto run_step = [&]() -> Status {
     LACUNA_RETURN_IF_ERROR(s.forward_step(s.scheduled, &s.infos));
     for (size_t r = 0; r < s.scheduled.size(); ++r) {
