@@ -85,6 +85,7 @@ struct Backend {
   KernelList<AdjustLogitsArgs> adjust_logits = {};
   KernelList<SampleArgs> sample = {};
   KernelList<TokenLogprobsArgs> token_logprobs = {};
+  KernelList<PickTokensArgs> pick_tokens = {};
 };
 
 struct ContextState {
@@ -136,6 +137,7 @@ LACUNA_OP(AddArgs, add);
 LACUNA_OP(AdjustLogitsArgs, adjust_logits);
 LACUNA_OP(SampleArgs, sample);
 LACUNA_OP(TokenLogprobsArgs, token_logprobs);
+LACUNA_OP(PickTokensArgs, pick_tokens);
 #undef LACUNA_OP
 
 template <class... Args>
@@ -147,7 +149,8 @@ using AllOps =
              RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs, TopKArgs, SelectKeysArgs,
              AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs, EmbeddingArgs, RmsNormArgs,
              LayerNormArgs, RopeArgs, LinearArgs, HeadLinearArgs, SiluMulArgs, MoeRouteArgs,
-             MoeExpertsArgs, AddArgs, AdjustLogitsArgs, SampleArgs, TokenLogprobsArgs>;
+             MoeExpertsArgs, AddArgs, AdjustLogitsArgs, SampleArgs, TokenLogprobsArgs,
+             PickTokensArgs>;
 
 template <class Visitor, class... Args>
 void for_each_op(TypeList<Args...>, Visitor&& visit) {

@@ -298,6 +298,22 @@ Status Op<TokenLogprobsArgs>::validate(const TokenLogprobsArgs& args) {
   return match(args.out, "out").shape({&rows}).dtypes({kF32}).status();
 }
 
+Device Op<PickTokensArgs>::device(const PickTokensArgs& args) { return args.out.device; }
+bool Op<PickTokensArgs>::nothing_to_do(const PickTokensArgs& args) {
+  return args.out.shape[0] == 0;
+}
+Status Op<PickTokensArgs>::validate(const PickTokensArgs& args) {
+  Dim rows("T"), drawn("N");
+  LACUNA_RETURN_IF_ERROR(match(args.given, "given").shape({&rows}).dtypes({kI32}).status());
+  LACUNA_RETURN_IF_ERROR(match(args.sources, "sources").shape({&rows}).dtypes({kI32}).status());
+  LACUNA_RETURN_IF_ERROR(match(args.drawn, "drawn").shape({&drawn}).dtypes({kI32}).status());
+  LACUNA_RETURN_IF_ERROR(match(args.out, "out").shape({&rows}).dtypes({kI32}).status());
+  return check_devices(args.out.device, {{args.given, "given"},
+                                         {args.sources, "sources"},
+                                         {args.drawn, "drawn"},
+                                         {args.out, "out"}});
+}
+
 LACUNA_PUBLIC_OP(AddArgs, add)
 LACUNA_PUBLIC_OP(AdjustLogitsArgs, adjust_logits)
 LACUNA_PUBLIC_OP(TokenLogprobsArgs, token_logprobs)
@@ -311,5 +327,6 @@ LACUNA_PUBLIC_OP(SiluMulArgs, silu_mul)
 LACUNA_PUBLIC_OP(MoeRouteArgs, moe_route)
 LACUNA_PUBLIC_OP(MoeExpertsArgs, moe_experts)
 LACUNA_PUBLIC_OP(SampleArgs, sample)
+LACUNA_PUBLIC_OP(PickTokensArgs, pick_tokens)
 
 }  // namespace lacuna

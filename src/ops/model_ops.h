@@ -175,6 +175,17 @@ struct SampleArgs {
   std::string_view kernel = {};
 };
 
+// out[t] = drawn[sources[t]], or given[t] where the source is no row of `drawn`: tokens that the host
+// does not know yet, taken where they were drawn. `out` may be `given`; it may be `drawn` when every
+// source is its own row or none.
+struct PickTokensArgs {
+  ConstTensorView given;    // [T] int32
+  ConstTensorView sources;  // [T] int32
+  ConstTensorView drawn;    // [N] int32
+  TensorView out;           // [T] int32
+  std::string_view kernel = {};
+};
+
 Status adjust_logits(const Context& context, const AdjustLogitsArgs& args,
                      const Launch& launch = {});
 Status add(const Context& context, const AddArgs& args, const Launch& launch = {});
@@ -190,6 +201,7 @@ Status silu_mul(const Context& context, const SiluMulArgs& args, const Launch& l
 Status moe_route(const Context& context, const MoeRouteArgs& args, const Launch& launch = {});
 Status moe_experts(const Context& context, const MoeExpertsArgs& args, const Launch& launch = {});
 Status sample(const Context& context, const SampleArgs& args, const Launch& launch = {});
+Status pick_tokens(const Context& context, const PickTokensArgs& args, const Launch& launch = {});
 
 Result<int64_t> workspace_bytes(const Context& context, const AdjustLogitsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const AddArgs& args);
@@ -204,6 +216,7 @@ Result<int64_t> workspace_bytes(const Context& context, const SiluMulArgs& args)
 Result<int64_t> workspace_bytes(const Context& context, const MoeRouteArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const MoeExpertsArgs& args);
 Result<int64_t> workspace_bytes(const Context& context, const SampleArgs& args);
+Result<int64_t> workspace_bytes(const Context& context, const PickTokensArgs& args);
 
 Explanation explain(const Context& context, const AdjustLogitsArgs& args);
 Explanation explain(const Context& context, const AddArgs& args);
@@ -218,5 +231,6 @@ Explanation explain(const Context& context, const SiluMulArgs& args);
 Explanation explain(const Context& context, const MoeRouteArgs& args);
 Explanation explain(const Context& context, const MoeExpertsArgs& args);
 Explanation explain(const Context& context, const SampleArgs& args);
+Explanation explain(const Context& context, const PickTokensArgs& args);
 
 }  // namespace lacuna

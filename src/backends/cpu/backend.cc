@@ -37,6 +37,7 @@ const Backend kBackend = {
     .adjust_logits = {&kAdjustLogits, 1},
     .sample = {&kSample, 1},
     .token_logprobs = {&kTokenLogprobs, 1},
+    .pick_tokens = {&kPickTokens, 1},
 };
 
 }  // namespace lacuna::cpu

@@ -37,6 +37,7 @@ extern const Kernel<SampleArgs> kSample;
 extern const Kernel<AddArgs> kAdd;
 extern const Kernel<AdjustLogitsArgs> kAdjustLogits;
 extern const Kernel<TokenLogprobsArgs> kTokenLogprobs;
+extern const Kernel<PickTokensArgs> kPickTokens;
 
 // Name of the SIMD target that run-time dispatch picks on this machine.
 const char* simd_target_name();

@@ -12,6 +12,7 @@ const Backend kBackend = {
     .device_kind = DeviceKind::kCuda,
     .available = [](const DeviceInfo& device) { return device.compute_capability >= 80; },
     .translate_indices = {&kTranslateIndices, 1},
+    .pick_tokens = {&kPickTokens, 1},
 };
 
 }  // namespace lacuna::cuda

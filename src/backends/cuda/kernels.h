@@ -8,6 +8,9 @@ namespace lacuna::cuda {
 // indexer/
 extern const Kernel<TranslateIndicesArgs> kTranslateIndices;
 
+// model/
+extern const Kernel<PickTokensArgs> kPickTokens;
+
 template <class Args>
 Status supports_all(const Args&, const DeviceInfo&) {
   return ok_status();
