@@ -290,8 +290,6 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
   if (!state->chat_template.ok() && !options.chat_template.empty()) {
     return state->chat_template.status();
   }
-  LACUNA_ASSIGN_OR_RETURN(ModelWeights weights,
-                          ModelWeights::load(config, state->checkpoint, options.dtype));
   const Runtime* runtime = nullptr;
   for (const Backend* backend : context.state().backends) {
     if (backend->device_kind == device.kind) {
@@ -300,6 +298,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Context& context, const Eng
     }
   }
   LACUNA_CHECK(runtime != nullptr);
+  LACUNA_ASSIGN_OR_RETURN(
+      ModelWeights weights,
+      ModelWeights::load(config, state->checkpoint, options.dtype, runtime, device));
 
   LACUNA_ASSIGN_OR_RETURN(state->cache, PagedKvCache::create(runtime, cache_options));
 
@@ -371,7 +372,7 @@ Status Engine::State::measure() {
     for (const RoutingLimits& route : routes) {
       plan_attention(batch, route, &plan);
       LACUNA_RETURN_IF_ERROR(
-          model->forward(run, batch, host_tensors(batch), plan, cache, options.selection));
+          model->forward(run, batch, host_tensors(batch, plan), plan, cache, options.selection));
     }
     return ok_status();
   };
@@ -580,7 +581,7 @@ Status Engine::State::forward_step(const std::vector<ScheduledRows>& rows,
     };
   }
   LACUNA_RETURN_IF_ERROR(
-      model->forward(run, batch, host_tensors(batch), plan, cache, options.selection, step_tap));
+      model->forward(run, batch, host_tensors(batch, plan), plan, cache, options.selection, step_tap));
   step_infos->assign(rows.size(), {});
   for (size_t r = 0; r < rows.size(); ++r) {
     StepInfo& info_of_step = (*step_infos)[r];
@@ -653,7 +654,7 @@ Status Engine::State::sample() {
   }
   const TensorView logits =
       view_of(static_cast<float*>(logits_memory.data()), {num_logits, model->config().vocab_size});
-  LACUNA_RETURN_IF_ERROR(model->logits(run, host_tensors(batch).logits_rows, logits));
+  LACUNA_RETURN_IF_ERROR(model->logits(run, host_tensors(batch, plan).logits_rows, logits));
   if (tap) {
     tap("logits", -1, logits);
   }

@@ -171,7 +171,8 @@ Status DeepseekV32::index_keys(OpRunner& run, int layer, const Batch& batch,
   const TensorView k = rows_of(buffers_.index_k, rows);
   const TensorView k_norm = rows_of(buffers_.index_k_norm, rows);
   const TensorView k_act = rows_of(buffers_.index_k_act, rows);
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = x, .weight = w.wk, .out = k}));
+  LACUNA_RETURN_IF_ERROR(
+      run(LinearArgs{.x = x, .weight = w.wk.values, .weight_scale = w.wk.scale, .out = k}));
   LACUNA_RETURN_IF_ERROR(run(LayerNormArgs{.x = k,
                                            .weight = w.k_norm_weight,
                                            .bias = w.k_norm_bias,
@@ -196,8 +197,10 @@ Status DeepseekV32::index_keys(OpRunner& run, int layer, const Batch& batch,
   const TensorView q_act = rows_of(buffers_.index_q_act, list_rows);
   const TensorView head_weights = rows_of(buffers_.head_weights, list_rows);
   if (plan.score_keys && selection.kind == SelectionSource::Kind::kIndexer) {
-    LACUNA_RETURN_IF_ERROR(run(LinearArgs{
-        .x = rows_of(buffers_.q_latent, list_rows), .weight = w.wq_b, .out = join_heads(q)}));
+    LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = rows_of(buffers_.q_latent, list_rows),
+                                          .weight = w.wq_b.values,
+                                          .weight_scale = w.wq_b.scale,
+                                          .out = join_heads(q)}));
     LACUNA_RETURN_IF_ERROR(run(RopeArgs{.x = q,
                                         .positions = tensors.positions.slice(0, 0, list_rows),
                                         .cos_table = cos_table_,
@@ -244,10 +247,12 @@ Status DeepseekV32::attention(OpRunner& run, int layer, const Batch& batch,
   const TensorView q_latent = rows_of(buffers_.q_latent, rows);
   const TensorView q = rows_of(buffers_.q, rows);
   const TensorView q_act = rows_of(buffers_.q_act, rows);
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = x, .weight = w.q_a, .out = q_a}));
+  LACUNA_RETURN_IF_ERROR(
+      run(LinearArgs{.x = x, .weight = w.q_a.values, .weight_scale = w.q_a.scale, .out = q_a}));
   LACUNA_RETURN_IF_ERROR(
       run(RmsNormArgs{.x = q_a, .weight = w.q_a_norm, .eps = kLatentNormEps, .out = q_latent}));
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = q_latent, .weight = w.q_b, .out = join_heads(q)}));
+  LACUNA_RETURN_IF_ERROR(run(LinearArgs{
+      .x = q_latent, .weight = w.q_b.values, .weight_scale = w.q_b.scale, .out = join_heads(q)}));
   LACUNA_RETURN_IF_ERROR(run(RopeArgs{.x = q,
                                       .positions = tensors.positions,
                                       .cos_table = cos_table_,
@@ -259,7 +264,8 @@ Status DeepseekV32::attention(OpRunner& run, int layer, const Batch& batch,
   const TensorView kv_a = rows_of(buffers_.kv_a, rows);
   const TensorView latent = rows_of(buffers_.latent, rows);
   const TensorView k_rope = rows_of(buffers_.k_rope, rows);
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = x, .weight = w.kv_a, .out = kv_a}));
+  LACUNA_RETURN_IF_ERROR(
+      run(LinearArgs{.x = x, .weight = w.kv_a.values, .weight_scale = w.kv_a.scale, .out = kv_a}));
   LACUNA_RETURN_IF_ERROR(run(RmsNormArgs{.x = kv_a.slice(1, 0, latent_width),
                                          .weight = w.kv_a_norm,
                                          .eps = kLatentNormEps,
@@ -330,20 +336,25 @@ Status DeepseekV32::attention(OpRunner& run, int layer, const Batch& batch,
                                      .piece_lse = partial(buffers_.piece_lse),
                                      .out = heads_out.slice(0, mqa_rows, mha_rows)}));
   }
-  return run(
-      LinearArgs{.x = join_heads(heads_out), .weight = w.o, .out = rows_of(buffers_.delta, rows)});
+  return run(LinearArgs{.x = join_heads(heads_out),
+                        .weight = w.o.values,
+                        .weight_scale = w.o.scale,
+                        .out = rows_of(buffers_.delta, rows)});
 }
 
 Status DeepseekV32::mlp(OpRunner& run, const MlpWeights& weights, int64_t rows, TensorView out) {
-  const int64_t width = weights.gate.shape[0];
+  const int64_t width = weights.gate.values.shape[0];
   const TensorView x = rows_of(buffers_.x, rows);
   const TensorView gate = rows_of(buffers_.gate, rows).slice(1, 0, width);
   const TensorView up = rows_of(buffers_.up, rows).slice(1, 0, width);
   const TensorView hidden = rows_of(buffers_.mlp_hidden, rows).slice(1, 0, width);
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = x, .weight = weights.gate, .out = gate}));
-  LACUNA_RETURN_IF_ERROR(run(LinearArgs{.x = x, .weight = weights.up, .out = up}));
+  LACUNA_RETURN_IF_ERROR(run(LinearArgs{
+      .x = x, .weight = weights.gate.values, .weight_scale = weights.gate.scale, .out = gate}));
+  LACUNA_RETURN_IF_ERROR(run(LinearArgs{
+      .x = x, .weight = weights.up.values, .weight_scale = weights.up.scale, .out = up}));
   LACUNA_RETURN_IF_ERROR(run(SiluMulArgs{.gate = gate, .up = up, .out = hidden}));
-  return run(LinearArgs{.x = hidden, .weight = weights.down, .out = out});
+  return run(LinearArgs{
+      .x = hidden, .weight = weights.down.values, .weight_scale = weights.down.scale, .out = out});
 }
 
 Status DeepseekV32::moe(OpRunner& run, int layer, int64_t rows, const Tap& tap) {
@@ -368,7 +379,7 @@ Status DeepseekV32::moe(OpRunner& run, int layer, int64_t rows, const Tap& tap) 
   }
   LACUNA_RETURN_IF_ERROR(run(MoeExpertsArgs{
       .x = x, .ids = ids, .weights = expert_weights, .experts = w.experts, .out = delta}));
-  if (!w.shared_experts.gate.empty()) {
+  if (!w.shared_experts.gate.values.empty()) {
     const TensorView shared = rows_of(buffers_.shared_out, rows);
     LACUNA_RETURN_IF_ERROR(mlp(run, w.shared_experts, rows, shared));
     LACUNA_RETURN_IF_ERROR(run(AddArgs{.x = shared, .out = delta}));
