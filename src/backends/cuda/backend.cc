@@ -11,7 +11,11 @@ const Backend kBackend = {
     .runtime = &kRuntime,
     .device_kind = DeviceKind::kCuda,
     .available = [](const DeviceInfo& device) { return device.compute_capability >= 80; },
+    .build_mask = {&kBuildMask, 1},
     .translate_indices = {&kTranslateIndices, 1},
+    .append_kv = {&kAppendKv, 1},
+    .append_index_keys = {&kAppendIndexKeys, 1},
+    .gather_kv = {&kGatherKv, 1},
     .pick_tokens = {&kPickTokens, 1},
 };
 

@@ -5,6 +5,12 @@
 
 namespace lacuna::cuda {
 
+// attention/
+extern const Kernel<BuildMaskArgs> kBuildMask;
+// cache/
+extern const Kernel<AppendKvArgs> kAppendKv;
+extern const Kernel<AppendIndexKeysArgs> kAppendIndexKeys;
+extern const Kernel<GatherKvArgs> kGatherKv;
 // indexer/
 extern const Kernel<TranslateIndicesArgs> kTranslateIndices;
 
