@@ -342,15 +342,23 @@ GatherKvProblem::GatherKvProblem(const GatherKvCase& test_case, const TestDevice
   out = buffers.tensor("out", Role::kOutput, c.out_dtype,
                        {c.out_rows != 0 ? c.out_rows : next_row, c.layout.d_qk()},
                        {.strides = {c.layout.d_qk() + (c.strided ? 9 : 0), 1}});
-  scales_[0] = c.latent_scale;
-  scales_[1] = c.rope_scale;
+  const auto make_scale = [&](const char* name, float value) {
+    TestTensor scale;
+    if (value != 0) {
+      scale = buffers.tensor(name, Role::kInput, DType::kFloat32, {1});
+      scale.set(value, 0);
+    }
+    return scale;
+  };
+  latent_scale = make_scale("latent_scale", c.latent_scale);
+  rope_scale = make_scale("rope_scale", c.rope_scale);
 }
 
 GatherKvArgs GatherKvProblem::args(Side side) const {
   GatherKvArgs args;
   args.kv = cache.view(side);
-  args.kv.latent_scale = case_.latent_scale != 0 ? &scales_[0] : nullptr;
-  args.kv.rope_scale = case_.rope_scale != 0 ? &scales_[1] : nullptr;
+  args.kv.latent_scale = latent_scale.view(side).as<float>();
+  args.kv.rope_scale = rope_scale.view(side).as<float>();
   args.block_table = block_table.view(side);
   args.request_ids = request_ids.view(side);
   args.starts = starts.view(side);

@@ -101,11 +101,11 @@ class GatherKvProblem {
 
   BufferSet buffers;
   TestTensor block_table, request_ids, starts, lengths, out_starts, out;
+  TestTensor latent_scale, rope_scale;  // [1], in the cache's memory
   TestCache cache;
 
  private:
   GatherKvCase case_;
-  float scales_[2] = {1, 1};
 };
 
 }  // namespace lacuna::testing
