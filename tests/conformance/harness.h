@@ -62,7 +62,7 @@ inline std::vector<TestDevice> devices_of(const Context& context) {
   return devices;
 }
 
-// The public function of each operation.
+// The function of each operation.
 #define LACUNA_CALL(ArgsType, op)                                                               \
   inline Status call(const Context& context, const ArgsType& args, const Launch& launch = {}) { \
     return op(context, args, launch);                                                           \
@@ -80,6 +80,19 @@ LACUNA_CALL(SelectKeysArgs, select_keys)
 LACUNA_CALL(AppendKvArgs, append_kv)
 LACUNA_CALL(AppendIndexKeysArgs, append_index_keys)
 LACUNA_CALL(GatherKvArgs, gather_kv)
+LACUNA_CALL(EmbeddingArgs, embedding)
+LACUNA_CALL(RmsNormArgs, rms_norm)
+LACUNA_CALL(LayerNormArgs, layer_norm)
+LACUNA_CALL(RopeArgs, rope)
+LACUNA_CALL(LinearArgs, linear)
+LACUNA_CALL(HeadLinearArgs, head_linear)
+LACUNA_CALL(SiluMulArgs, silu_mul)
+LACUNA_CALL(MoeRouteArgs, moe_route)
+LACUNA_CALL(MoeExpertsArgs, moe_experts)
+LACUNA_CALL(AddArgs, add)
+LACUNA_CALL(AdjustLogitsArgs, adjust_logits)
+LACUNA_CALL(SampleArgs, sample)
+LACUNA_CALL(TokenLogprobsArgs, token_logprobs)
 #undef LACUNA_CALL
 
 // Calls the operation with exactly the workspace it asks for, filled with `garbage`, and says when
