@@ -2,6 +2,7 @@
 // engine, so the checks guard shapes and types; they are cheap enough for every call.
 #include "ops/model_ops.h"
 
+#include <initializer_list>
 #include <string>
 
 #include "core/match.h"
@@ -14,64 +15,59 @@ constexpr auto kF32 = DType::kFloat32;
 constexpr auto kBf16 = DType::kBFloat16;
 constexpr auto kI32 = DType::kInt32;
 
+using Dims = std::initializer_list<Dim*>;
+using DTypes = std::initializer_list<DType>;
+
+// Elements of a row lie side by side; rows may be anywhere.
+Status check_rows(const ConstTensorView& tensor, const char* name, Dims dims, DTypes dtypes) {
+  return match(tensor, name).shape(dims).dtypes(dtypes).last_contiguous().status();
+}
+
+Status check_contiguous(const ConstTensorView& tensor, const char* name, Dims dims, DTypes dtypes) {
+  return match(tensor, name).shape(dims).dtypes(dtypes).contiguous().status();
+}
+
+// One value a row, at any stride.
+Status check_column(const ConstTensorView& tensor, const char* name, Dim& rows, DType dtype) {
+  return match(tensor, name).shape({&rows}).dtypes({dtype}).status();
+}
+
 }  // namespace
 
 Device Op<EmbeddingArgs>::device(const EmbeddingArgs& args) { return args.out.device; }
 bool Op<EmbeddingArgs>::nothing_to_do(const EmbeddingArgs& args) { return args.out.shape[0] == 0; }
 Status Op<EmbeddingArgs>::validate(const EmbeddingArgs& args) {
   Dim rows("T"), vocab("V"), width("D");
-  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&rows}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.table, "table")
-                             .shape({&vocab, &width})
-                             .dtypes({kF32, kBf16})
-                             .contiguous()
-                             .status());
-  return match(args.out, "out").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status();
+  LACUNA_RETURN_IF_ERROR(check_column(args.ids, "ids", rows, kI32));
+  LACUNA_RETURN_IF_ERROR(check_contiguous(args.table, "table", {&vocab, &width}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32}));
+  return check_devices(device(args), {{args.ids, "ids"}, {args.table, "table"}});
 }
 
 Device Op<RmsNormArgs>::device(const RmsNormArgs& args) { return args.x.device; }
 bool Op<RmsNormArgs>::nothing_to_do(const RmsNormArgs& args) { return args.x.shape[0] == 0; }
 Status Op<RmsNormArgs>::validate(const RmsNormArgs& args) {
   Dim rows("T"), width("D");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &width}, {kF32}));
   if (!args.add.empty()) {
-    LACUNA_RETURN_IF_ERROR(
-        match(args.add, "add").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
+    LACUNA_RETURN_IF_ERROR(check_rows(args.add, "add", {&rows, &width}, {kF32}));
   }
-  LACUNA_RETURN_IF_ERROR(match(args.weight, "weight")
-                             .shape({&width})
-                             .dtypes({kF32, kBf16})
-                             .last_contiguous()
-                             .status());
-  return match(args.out, "out")
-      .shape({&rows, &width})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.weight, "weight", {&width}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32, kBf16}));
+  return check_devices(device(args),
+                       {{args.add, "add"}, {args.weight, "weight"}, {args.out, "out"}});
 }
 
 Device Op<LayerNormArgs>::device(const LayerNormArgs& args) { return args.x.device; }
 bool Op<LayerNormArgs>::nothing_to_do(const LayerNormArgs& args) { return args.x.shape[0] == 0; }
 Status Op<LayerNormArgs>::validate(const LayerNormArgs& args) {
   Dim rows("T"), width("D");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(match(args.weight, "weight")
-                             .shape({&width})
-                             .dtypes({kF32, kBf16})
-                             .last_contiguous()
-                             .status());
-  LACUNA_RETURN_IF_ERROR(match(args.bias, "bias")
-                             .shape({&width})
-                             .dtypes({args.weight.dtype})
-                             .last_contiguous()
-                             .status());
-  return match(args.out, "out")
-      .shape({&rows, &width})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &width}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.weight, "weight", {&width}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.bias, "bias", {&width}, {args.weight.dtype}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32, kBf16}));
+  return check_devices(device(args),
+                       {{args.weight, "weight"}, {args.bias, "bias"}, {args.out, "out"}});
 }
 
 Device Op<RopeArgs>::device(const RopeArgs& args) { return args.x.device; }
@@ -80,29 +76,23 @@ bool Op<RopeArgs>::nothing_to_do(const RopeArgs& args) {
 }
 Status Op<RopeArgs>::validate(const RopeArgs& args) {
   Dim rows("T"), heads("H"), width("width"), positions("P"), pairs("width / 2");
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &heads, &width}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_column(args.positions, "positions", rows, kI32));
   LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &heads, &width}).dtypes({kF32}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(match(args.positions, "positions").shape({&rows}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.cos_table, "cos_table")
-                             .shape({&positions, &pairs})
-                             .dtypes({kF32})
-                             .contiguous()
-                             .status());
-  LACUNA_RETURN_IF_ERROR(match(args.sin_table, "sin_table")
-                             .shape({&positions, &pairs})
-                             .dtypes({kF32})
-                             .contiguous()
-                             .status());
-  if (args.offset < 0 || args.offset + 2 * pairs.value() > width.value()) {
+      check_contiguous(args.cos_table, "cos_table", {&positions, &pairs}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(
+      check_contiguous(args.sin_table, "sin_table", {&positions, &pairs}, {kF32}));
+  if (args.offset < 0 || args.offset > width.value() ||
+      pairs.value() > (width.value() - args.offset) / 2) {
     return invalid_argument("cos_table: " + std::to_string(pairs.value()) + " pairs from offset " +
                             std::to_string(args.offset) + " do not fit a head of " +
                             std::to_string(width.value()));
   }
-  return match(args.out, "out")
-      .shape({&rows, &heads, &width})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &heads, &width}, {kF32, kBf16}));
+  return check_devices(device(args), {{args.positions, "positions"},
+                                      {args.cos_table, "cos_table"},
+                                      {args.sin_table, "sin_table"},
+                                      {args.out, "out"}});
 }
 
 Device Op<LinearArgs>::device(const LinearArgs& args) { return args.out.device; }
@@ -111,18 +101,10 @@ bool Op<LinearArgs>::nothing_to_do(const LinearArgs& args) {
 }
 Status Op<LinearArgs>::validate(const LinearArgs& args) {
   Dim rows("T"), in("K"), out("N");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &in}).dtypes({kF32, kBf16}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(match(args.weight, "weight")
-                             .shape({&out, &in})
-                             .dtypes({kF32, kBf16})
-                             .last_contiguous()
-                             .status());
-  return match(args.out, "out")
-      .shape({&rows, &out})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &in}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.weight, "weight", {&out, &in}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &out}, {kF32, kBf16}));
+  return check_devices(device(args), {{args.x, "x"}, {args.weight, "weight"}});
 }
 
 Device Op<HeadLinearArgs>::device(const HeadLinearArgs& args) { return args.out.device; }
@@ -131,11 +113,7 @@ bool Op<HeadLinearArgs>::nothing_to_do(const HeadLinearArgs& args) {
 }
 Status Op<HeadLinearArgs>::validate(const HeadLinearArgs& args) {
   Dim rows("T"), heads("H"), in("K"), out("N");
-  LACUNA_RETURN_IF_ERROR(match(args.x, "x")
-                             .shape({&rows, &heads, &in})
-                             .dtypes({kF32, kBf16})
-                             .last_contiguous()
-                             .status());
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &heads, &in}, {kF32, kBf16}));
   LACUNA_RETURN_IF_ERROR(
       match(args.weight, "weight").shape({&heads, &out, &in}).dtypes({kF32, kBf16}).status());
   if (args.weight.strides[1] != 1 && args.weight.strides[2] != 1) {
@@ -143,43 +121,28 @@ Status Op<HeadLinearArgs>::validate(const HeadLinearArgs& args) {
                             std::to_string(args.weight.strides[2]) +
                             " of the last two dimensions, expected one of them to be 1");
   }
-  return match(args.out, "out")
-      .shape({&rows, &heads, &out})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &heads, &out}, {kF32, kBf16}));
+  return check_devices(device(args), {{args.x, "x"}, {args.weight, "weight"}});
 }
 
 Device Op<SiluMulArgs>::device(const SiluMulArgs& args) { return args.out.device; }
 bool Op<SiluMulArgs>::nothing_to_do(const SiluMulArgs& args) { return args.out.shape[0] == 0; }
 Status Op<SiluMulArgs>::validate(const SiluMulArgs& args) {
   Dim rows("T"), width("D");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.gate, "gate").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.up, "up").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
-  return match(args.out, "out")
-      .shape({&rows, &width})
-      .dtypes({kF32, kBf16})
-      .last_contiguous()
-      .status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.gate, "gate", {&rows, &width}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.up, "up", {&rows, &width}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32, kBf16}));
+  return check_devices(device(args), {{args.gate, "gate"}, {args.up, "up"}});
 }
 
 Device Op<MoeRouteArgs>::device(const MoeRouteArgs& args) { return args.ids.device; }
 bool Op<MoeRouteArgs>::nothing_to_do(const MoeRouteArgs& args) { return args.ids.shape[0] == 0; }
 Status Op<MoeRouteArgs>::validate(const MoeRouteArgs& args) {
   Dim rows("T"), experts("E"), chosen("experts_per_token");
-  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
-                             .shape({&rows, &experts})
-                             .dtypes({kF32})
-                             .last_contiguous()
-                             .status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.bias, "bias").shape({&experts}).dtypes({kF32}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.ids, "ids").shape({&rows, &chosen}).dtypes({kI32}).contiguous().status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.weights, "weights").shape({&rows, &chosen}).dtypes({kF32}).contiguous().status());
+  LACUNA_RETURN_IF_ERROR(check_rows(args.logits, "logits", {&rows, &experts}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.bias, "bias", {&experts}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_contiguous(args.ids, "ids", {&rows, &chosen}, {kI32}));
+  LACUNA_RETURN_IF_ERROR(check_contiguous(args.weights, "weights", {&rows, &chosen}, {kF32}));
   const int64_t num_experts = experts.value();
   if (args.num_groups < 1 || num_experts % args.num_groups != 0 || args.groups_kept < 1 ||
       args.groups_kept > args.num_groups ||
@@ -190,7 +153,8 @@ Status Op<MoeRouteArgs>::validate(const MoeRouteArgs& args) {
                             std::to_string(chosen.value()) + " of " + std::to_string(num_experts) +
                             " experts does not divide");
   }
-  return ok_status();
+  return check_devices(device(args),
+                       {{args.logits, "logits"}, {args.bias, "bias"}, {args.weights, "weights"}});
 }
 
 Device Op<MoeExpertsArgs>::device(const MoeExpertsArgs& args) { return args.out.device; }
@@ -199,69 +163,62 @@ bool Op<MoeExpertsArgs>::nothing_to_do(const MoeExpertsArgs& args) {
 }
 Status Op<MoeExpertsArgs>::validate(const MoeExpertsArgs& args) {
   Dim rows("T"), width("D"), chosen("experts_per_token"), hidden("F");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &width}).dtypes({kF32, kBf16}).last_contiguous().status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.ids, "ids").shape({&rows, &chosen}).dtypes({kI32}).contiguous().status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.weights, "weights").shape({&rows, &chosen}).dtypes({kF32}).contiguous().status());
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &width}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_contiguous(args.ids, "ids", {&rows, &chosen}, {kI32}));
+  LACUNA_RETURN_IF_ERROR(check_contiguous(args.weights, "weights", {&rows, &chosen}, {kF32}));
   if (args.experts.empty()) {
     return invalid_argument("experts: none given");
   }
-  const DType dtype = args.experts[0].gate.dtype;
-  for (const ExpertWeights& expert : args.experts) {
-    LACUNA_RETURN_IF_ERROR(match(expert.gate, "experts.gate")
-                               .shape({&hidden, &width})
-                               .dtypes({dtype})
-                               .contiguous()
-                               .status());
-    LACUNA_RETURN_IF_ERROR(match(expert.up, "experts.up")
-                               .shape({&hidden, &width})
-                               .dtypes({dtype})
-                               .contiguous()
-                               .status());
-    LACUNA_RETURN_IF_ERROR(match(expert.down, "experts.down")
-                               .shape({&width, &hidden})
-                               .dtypes({dtype})
-                               .contiguous()
-                               .status());
-  }
   LACUNA_RETURN_IF_ERROR(
       match(args.experts[0].gate, "experts.gate").dtypes({kF32, kBf16}).status());
-  return match(args.out, "out").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status();
+  const DType dtype = args.experts[0].gate.dtype;
+  for (const ExpertWeights& expert : args.experts) {
+    LACUNA_RETURN_IF_ERROR(
+        check_contiguous(expert.gate, "experts.gate", {&hidden, &width}, {dtype}));
+    LACUNA_RETURN_IF_ERROR(check_contiguous(expert.up, "experts.up", {&hidden, &width}, {dtype}));
+    LACUNA_RETURN_IF_ERROR(
+        check_contiguous(expert.down, "experts.down", {&width, &hidden}, {dtype}));
+    LACUNA_RETURN_IF_ERROR(check_devices(
+        device(args),
+        {{expert.gate, "experts.gate"}, {expert.up, "experts.up"}, {expert.down, "experts.down"}}));
+  }
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32}));
+  return check_devices(device(args), {{args.x, "x"}, {args.ids, "ids"}, {args.weights, "weights"}});
 }
 
 Device Op<SampleArgs>::device(const SampleArgs& args) { return args.ids.device; }
 bool Op<SampleArgs>::nothing_to_do(const SampleArgs& args) { return args.ids.shape[0] == 0; }
 Status Op<SampleArgs>::validate(const SampleArgs& args) {
   Dim rows("T"), vocab("V");
-  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
-                             .shape({&rows, &vocab})
-                             .dtypes({kF32})
-                             .last_contiguous()
-                             .status());
+  LACUNA_RETURN_IF_ERROR(check_rows(args.logits, "logits", {&rows, &vocab}, {kF32}));
   if (vocab.value() < 1) {
     return invalid_argument("logits: no columns, expected at least one token");
   }
-  LACUNA_RETURN_IF_ERROR(
-      match(args.temperature, "temperature").shape({&rows}).dtypes({kF32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.top_k, "top_k").shape({&rows}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.top_p, "top_p").shape({&rows}).dtypes({kF32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.min_p, "min_p").shape({&rows}).dtypes({kF32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.uniform, "uniform").shape({&rows}).dtypes({kF32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&rows}).dtypes({kI32}).status());
-  return args.logprobs.empty()
-             ? ok_status()
-             : match(args.logprobs, "logprobs").shape({&rows}).dtypes({kF32}).status();
+  LACUNA_RETURN_IF_ERROR(check_column(args.temperature, "temperature", rows, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.top_k, "top_k", rows, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.top_p, "top_p", rows, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.min_p, "min_p", rows, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.uniform, "uniform", rows, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.ids, "ids", rows, kI32));
+  if (!args.logprobs.empty()) {
+    LACUNA_RETURN_IF_ERROR(check_column(args.logprobs, "logprobs", rows, kF32));
+  }
+  return check_devices(device(args), {{args.logits, "logits"},
+                                      {args.temperature, "temperature"},
+                                      {args.top_k, "top_k"},
+                                      {args.top_p, "top_p"},
+                                      {args.min_p, "min_p"},
+                                      {args.uniform, "uniform"},
+                                      {args.logprobs, "logprobs"}});
 }
 
 Device Op<AddArgs>::device(const AddArgs& args) { return args.out.device; }
 bool Op<AddArgs>::nothing_to_do(const AddArgs& args) { return args.out.shape[0] == 0; }
 Status Op<AddArgs>::validate(const AddArgs& args) {
   Dim rows("T"), width("D");
-  LACUNA_RETURN_IF_ERROR(
-      match(args.x, "x").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status());
-  return match(args.out, "out").shape({&rows, &width}).dtypes({kF32}).last_contiguous().status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &width}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32}));
+  return check_devices(device(args), {{args.x, "x"}});
 }
 
 Device Op<AdjustLogitsArgs>::device(const AdjustLogitsArgs& args) { return args.logits.device; }
@@ -270,17 +227,17 @@ bool Op<AdjustLogitsArgs>::nothing_to_do(const AdjustLogitsArgs& args) {
 }
 Status Op<AdjustLogitsArgs>::validate(const AdjustLogitsArgs& args) {
   Dim rows("T"), vocab("V"), entries("N");
-  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
-                             .shape({&rows, &vocab})
-                             .dtypes({kF32})
-                             .last_contiguous()
-                             .status());
-  LACUNA_RETURN_IF_ERROR(match(args.rows, "rows").shape({&entries}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&entries}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(
-      match(args.repetition, "repetition").shape({&entries}).dtypes({kF32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.add, "add").shape({&entries}).dtypes({kF32}).status());
-  return match(args.saved, "saved").shape({&entries}).dtypes({kF32}).status();
+  LACUNA_RETURN_IF_ERROR(check_rows(args.logits, "logits", {&rows, &vocab}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_column(args.rows, "rows", entries, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.ids, "ids", entries, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.repetition, "repetition", entries, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.add, "add", entries, kF32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.saved, "saved", entries, kF32));
+  return check_devices(device(args), {{args.rows, "rows"},
+                                      {args.ids, "ids"},
+                                      {args.repetition, "repetition"},
+                                      {args.add, "add"},
+                                      {args.saved, "saved"}});
 }
 
 Device Op<TokenLogprobsArgs>::device(const TokenLogprobsArgs& args) { return args.out.device; }
@@ -289,29 +246,10 @@ bool Op<TokenLogprobsArgs>::nothing_to_do(const TokenLogprobsArgs& args) {
 }
 Status Op<TokenLogprobsArgs>::validate(const TokenLogprobsArgs& args) {
   Dim rows("T"), vocab("V");
-  LACUNA_RETURN_IF_ERROR(match(args.logits, "logits")
-                             .shape({&rows, &vocab})
-                             .dtypes({kF32})
-                             .last_contiguous()
-                             .status());
-  LACUNA_RETURN_IF_ERROR(match(args.ids, "ids").shape({&rows}).dtypes({kI32}).status());
-  return match(args.out, "out").shape({&rows}).dtypes({kF32}).status();
-}
-
-Device Op<PickTokensArgs>::device(const PickTokensArgs& args) { return args.out.device; }
-bool Op<PickTokensArgs>::nothing_to_do(const PickTokensArgs& args) {
-  return args.out.shape[0] == 0;
-}
-Status Op<PickTokensArgs>::validate(const PickTokensArgs& args) {
-  Dim rows("T"), drawn("N");
-  LACUNA_RETURN_IF_ERROR(match(args.given, "given").shape({&rows}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.sources, "sources").shape({&rows}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.drawn, "drawn").shape({&drawn}).dtypes({kI32}).status());
-  LACUNA_RETURN_IF_ERROR(match(args.out, "out").shape({&rows}).dtypes({kI32}).status());
-  return check_devices(args.out.device, {{args.given, "given"},
-                                         {args.sources, "sources"},
-                                         {args.drawn, "drawn"},
-                                         {args.out, "out"}});
+  LACUNA_RETURN_IF_ERROR(check_rows(args.logits, "logits", {&rows, &vocab}, {kF32}));
+  LACUNA_RETURN_IF_ERROR(check_column(args.ids, "ids", rows, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.out, "out", rows, kF32));
+  return check_devices(device(args), {{args.logits, "logits"}, {args.ids, "ids"}});
 }
 
 LACUNA_PUBLIC_OP(AddArgs, add)
