@@ -392,9 +392,7 @@ MoeExpertsProblem::MoeExpertsProblem(const MoeExpertsCase& test_case, const Test
           return {};
         }
         const ConstTensorView all = ConstTensorView(tensor.view(side)).slice(0, e, 1);
-        ConstTensorView one =
-            make_view<const void>(all.data, all.dtype, {all.shape[1], all.shape[2]}, all.device);
-        return one;
+        return make_view<const void>(all.data, all.dtype, {all.shape[1], all.shape[2]}, all.device);
       };
       experts.push_back({.gate = matrix(gate),
                          .up = matrix(up),
