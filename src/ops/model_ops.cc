@@ -252,6 +252,21 @@ Status Op<TokenLogprobsArgs>::validate(const TokenLogprobsArgs& args) {
   return check_devices(device(args), {{args.logits, "logits"}, {args.ids, "ids"}});
 }
 
+Device Op<PickTokensArgs>::device(const PickTokensArgs& args) { return args.out.device; }
+bool Op<PickTokensArgs>::nothing_to_do(const PickTokensArgs& args) {
+  return args.out.shape[0] == 0;
+}
+Status Op<PickTokensArgs>::validate(const PickTokensArgs& args) {
+  Dim rows("T"), drawn("N");
+  LACUNA_RETURN_IF_ERROR(check_column(args.given, "given", rows, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.sources, "sources", rows, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.drawn, "drawn", drawn, kI32));
+  LACUNA_RETURN_IF_ERROR(check_column(args.out, "out", rows, kI32));
+  return check_devices(device(args), {{args.given, "given"},
+                                      {args.sources, "sources"},
+                                      {args.drawn, "drawn"}});
+}
+
 LACUNA_PUBLIC_OP(AddArgs, add)
 LACUNA_PUBLIC_OP(AdjustLogitsArgs, adjust_logits)
 LACUNA_PUBLIC_OP(TokenLogprobsArgs, token_logprobs)
