@@ -125,7 +125,8 @@ Context counting_context() {
 // Requests of every kind, at random.
 class Traffic {
  public:
-  Traffic(Engine& engine, uint32_t seed) : engine_(engine), random_(seed) {}
+  Traffic(Engine& engine, uint32_t seed)
+      : longest(engine.info().max_model_len - 1), engine_(engine), random_(seed) {}
 
   // In [low, high].
   int64_t between(int64_t low, int64_t high) {
@@ -135,9 +136,9 @@ class Traffic {
   void submit() {
     const EngineInfo& info = engine_.info();
     Request request;
-    const int64_t longest = info.max_model_len - 1;
-    const int64_t length =
-        between(0, 2) == 0 ? between(1, longest) : between(1, std::max<int64_t>(1, longest / 8));
+    const int64_t length = between(0, 2) == 0 || only_long
+                               ? between(longest / 2 + 1, longest)
+                               : between(1, std::max<int64_t>(1, longest / 8));
     // Some prompts begin alike, so that the prefix cache has something to give.
     const bool shares = between(0, 2) == 0;
     for (int64_t i = 0; i < length; ++i) {
@@ -188,6 +189,8 @@ class Traffic {
 
   int64_t num_open() const { return static_cast<int64_t>(open_.size()); }
 
+  int64_t longest;  // prompt
+  bool only_long = false;
   int64_t num_cancelled = 0;
   int64_t num_unfinished_prefills = 0;
 
@@ -254,7 +257,7 @@ TEST(Admission, NoStepFailsForWantOfWorkspace) {
   const auto one_of = [&](std::initializer_list<int64_t> values) {
     return values.begin()[random() % values.size()];
   };
-  for (int geometry = 0; geometry < 60; ++geometry) {
+  for (int geometry = 0; geometry < 48; ++geometry) {
     EngineOptions options = micro_options(geometry % 3 == 0 ? "masked" : "auto");
     options.dtype = geometry % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
     options.model_dir = std::string(LACUNA_SOURCE_DIR) + "/tests/golden/" +
@@ -265,11 +268,24 @@ TEST(Admission, NoStepFailsForWantOfWorkspace) {
     options.block_size = one_of({1, 7, 16});
     options.kv_cache_tokens = one_of({0, options.max_model_len + 40});
     options.mha_keys_max = 0;
+    if (geometry % 12 == 1) {
+      // Lists of 128 keys: many prompts fit the dense lane, and its keys want the most workspace.
+      options.model_dir = nano_dir();
+      options.max_model_len = 256;
+      options.max_num_seqs = one_of({7, 16});
+      options.max_num_batched_tokens = one_of({150, 256});
+      options.kv_cache_tokens = 0;
+    }
     const auto engine = make_engine(options, context);
     ASSERT_NE(engine, nullptr);
     const int64_t at_ready = num_allocations;
     Traffic traffic(*engine, geometry);
-    for (int step = 0; step < 120; ++step) {
+    if (geometry % 4 == 1) {
+      // Steps whose prompts all fit the lists take the dense lane.
+      traffic.only_long = true;
+      traffic.longest = std::min(traffic.longest, engine->info().index_topk);
+    }
+    for (int step = 0; step < 80; ++step) {
       while (traffic.num_open() < options.max_num_seqs + 2 && traffic.between(0, 3) != 0) {
         traffic.submit();
       }
