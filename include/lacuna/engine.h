@@ -20,6 +20,7 @@ namespace lacuna {
 
 struct EngineOptions {
   std::string model_dir;
+  std::string device = "auto";  // cpu, cuda, or auto: cuda where there is a usable GPU
   // Arithmetic: bf16 = bf16 weights, GEMM inputs and caches; f32 residual, norms, router, softmax
   // and logits. f32 = everything f32, bf16 weights read exactly.
   DType dtype = DType::kBFloat16;
@@ -38,7 +39,17 @@ struct EngineOptions {
   SelectionSource selection;
   bool skip_tokenizer = false;  // token ids only: no tokenizer.json is read, events carry no text
   std::string chat_template;    // a Jinja template or a file with one; empty: the model's
-  bool profile = false;         // EngineCounters::kernel_seconds
+  // EngineCounters::kernel_seconds and op_seconds. On a GPU every operation is launched and timed
+  // by itself then, without graphs.
+  bool profile = false;
+  // On a GPU: no CUDA graphs; decode steps have the same shapes and the same bits as with them.
+  bool enforce_eager = false;
+  // On a GPU: a step is launched before the tokens of the one before it are read, where all of its
+  // sequences allow that. step() reports the tokens of a step when they are known.
+  bool async_scheduling = true;
+  // On a GPU: whatever makes the host wait for the device in a step, except reading the tokens, is
+  // an error of the step. Requests that record what only the host can keep are refused.
+  bool check_sync = false;
   // Lane of prefill rows: "auto" = by the routing rule (docs/attention.md); "mqa" = sparse MQA;
   // "masked" = masked MHA wherever dense MHA does not serve and the buffers allow it.
   std::string prefill_lane = "auto";
@@ -111,6 +122,7 @@ struct EngineInfo {
   int64_t weight_bytes = 0;
   int64_t kv_cache_bytes = 0;
   int64_t activation_bytes = 0;  // buffers and workspace
+  int64_t num_graphs = 0;        // captured decode steps, on a GPU
   std::string device;            // "AMD EPYC, AVX3, 2 threads"
   std::string dtype;
   std::string kv_format;
@@ -135,6 +147,14 @@ struct EngineCounters {
   double step_seconds = 0;
   std::map<std::string, int64_t, std::less<>> kernel_calls;
   std::map<std::string, double, std::less<>> kernel_seconds;  // with EngineOptions::profile
+  std::map<std::string, double, std::less<>> op_seconds;      // with EngineOptions::profile
+  // On a GPU.
+  int64_t graph_steps = 0;
+  std::map<std::string, int64_t, std::less<>> eager_steps;  // by why they were not captured
+  int64_t padded_rows = 0;    // rows that did nothing, added to reach the size of a graph
+  int64_t ahead_steps = 0;    // launched before the step before them was known
+  int64_t device_waits = 0;   // besides the wait for a step's tokens: taps and records
+  double device_seconds = 0;  // from a step's first kernel to its last
 };
 
 class Engine {
@@ -166,7 +186,9 @@ class Engine {
   // ignored.
   void cancel(int64_t request_id);
   bool has_work() const;
-  // Runs one step. An error leaves the engine without the request that caused it.
+  // Runs one step and reports what became known: with async_scheduling, of the step before, so
+  // that the list may be empty while there is work. An error leaves the engine without the request
+  // that caused it.
   Result<std::vector<TokenEvent>> step();
   // The record of a request; the engine forgets it. Empty for an unknown id.
   RequestRecord take_record(int64_t request_id);

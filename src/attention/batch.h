@@ -17,6 +17,9 @@ struct Batch {
   std::vector<int32_t> request_ids;      // row -> index of its request in this batch
   std::vector<int32_t> visible_lengths;  // position + 1: keys that the row may see
   std::vector<int64_t> slot_mapping;
+  // Where token_ids is -1, the row of the step before that draws the token; else -1. Empty: the
+  // host knows every token.
+  std::vector<int32_t> token_sources;
   // One entry a request.
   std::vector<int32_t> query_starts;  // [R + 1], rows
   std::vector<int32_t> seq_lens;      // [R], cached tokens after this step
@@ -34,6 +37,7 @@ struct Batch {
   void clear();
 };
 
+// What operations take of a batch and of its plan's lists.
 struct BatchTensors {
   ConstTensorView token_ids;        // [T] int32
   ConstTensorView positions;        // [T] int32
@@ -42,9 +46,17 @@ struct BatchTensors {
   ConstTensorView slot_mapping;     // [T] int64
   ConstTensorView block_table;      // [R, table_width] int32
   ConstTensorView logits_rows;      // [L] int32
+  // The lists of AttentionPlan's MHA pieces.
+  ConstTensorView mha_request_ids;
+  ConstTensorView mha_starts;
+  ConstTensorView mha_lengths;
+  ConstTensorView cu_seqlens_q;
+  ConstTensorView cu_seqlens_k;
 };
 
-// The image of a batch on the CPU, where host data is device data.
-BatchTensors host_tensors(const Batch& batch);
+struct AttentionPlan;
+
+// The image of a batch and its plan on the CPU, where host data is device data.
+BatchTensors host_tensors(const Batch& batch, const AttentionPlan& plan);
 
 }  // namespace lacuna

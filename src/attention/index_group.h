@@ -10,6 +10,7 @@
 
 namespace lacuna {
 
+class ListWriter;
 class PagedKvCache;
 
 // All that the translation of a layer's list depends on, besides the list.
@@ -47,6 +48,8 @@ struct IndexLists {
   TensorView counts;     // [num_list_rows] int32
   TensorView rows;       // [num_mqa_rows, W] int32: the lists as rows of the latent caches
   TensorView mask;       // [rows of the masked lane, words] int32; empty without that lane
+  // How lists that are not the indexer's reach the device; null: they are written in place.
+  ListWriter* writer = nullptr;
 };
 
 }  // namespace lacuna

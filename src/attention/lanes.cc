@@ -7,33 +7,26 @@
 namespace lacuna {
 namespace {
 
-ConstTensorView host_view(const std::vector<int32_t>& list, int64_t begin, int64_t count,
-                          Device device) {
-  return view_of(list.data() + begin, {count}, device);
-}
-
 // Attention of the piece's rows over its keys; `lse` is empty when the piece is the only one.
-Status attend_piece(OpRunner& run, const AttentionPlan& plan, const MhaPiece& piece,
-                    const BatchTensors& tensors, const KvCacheView& latent, const MhaInputs& inputs,
-                    TensorView out, TensorView lse) {
-  const Device device = inputs.out.device;
+Status attend_piece(OpRunner& run, const MhaPiece& piece, const BatchTensors& tensors,
+                    const KvCacheView& latent, const MhaInputs& inputs, TensorView out,
+                    TensorView lse) {
   const int64_t heads = inputs.out.shape[1];
   const int64_t head_width = inputs.qk_nope_head_dim + inputs.v_head_dim;
   const int64_t d_latent = latent.layout.latent;
   const int64_t count = piece.num_sequences;
   const TensorView keys = inputs.keys.slice(0, 0, piece.num_keys);
   const TensorView keys_up = inputs.keys_up.slice(0, 0, piece.num_keys);
-  const ConstTensorView starts = host_view(plan.mha_starts, piece.list_begin, count, device);
-  const ConstTensorView cu_seqlens_k =
-      host_view(plan.cu_seqlens_k, piece.cu_begin, count + 1, device);
-  LACUNA_RETURN_IF_ERROR(run(
-      GatherKvArgs{.kv = latent,
-                   .block_table = tensors.block_table,
-                   .request_ids = host_view(plan.mha_request_ids, piece.list_begin, count, device),
-                   .starts = starts,
-                   .lengths = host_view(plan.mha_lengths, piece.list_begin, count, device),
-                   .out_starts = cu_seqlens_k.slice(0, 0, count),
-                   .out = keys}));
+  const ConstTensorView starts = tensors.mha_starts.slice(0, piece.list_begin, count);
+  const ConstTensorView cu_seqlens_k = tensors.cu_seqlens_k.slice(0, piece.cu_begin, count + 1);
+  LACUNA_RETURN_IF_ERROR(
+      run(GatherKvArgs{.kv = latent,
+                       .block_table = tensors.block_table,
+                       .request_ids = tensors.mha_request_ids.slice(0, piece.list_begin, count),
+                       .starts = starts,
+                       .lengths = tensors.mha_lengths.slice(0, piece.list_begin, count),
+                       .out_starts = cu_seqlens_k.slice(0, 0, count),
+                       .out = keys}));
   LACUNA_RETURN_IF_ERROR(
       run(LinearArgs{.x = keys.slice(1, 0, d_latent), .weight = inputs.kv_b, .out = keys_up}));
   // [keys, H * (nope + v)] seen as [keys, H, nope] and [keys, H, v].
@@ -50,7 +43,7 @@ Status attend_piece(OpRunner& run, const AttentionPlan& plan, const MhaPiece& pi
                                 ? ConstTensorView(keys.slice(1, d_latent, latent.layout.rope))
                                 : ConstTensorView(),
                   .v = v,
-                  .cu_seqlens_q = host_view(plan.cu_seqlens_q, piece.cu_begin, count + 1, device),
+                  .cu_seqlens_q = tensors.cu_seqlens_q.slice(0, piece.cu_begin, count + 1),
                   .cu_seqlens_k = cu_seqlens_k,
                   .softmax_scale = inputs.softmax_scale,
                   .causal = piece.causal,
@@ -77,8 +70,13 @@ Status select_group_keys(OpRunner& run, const AttentionPlan& plan, const Batch& 
   const int64_t list_rows = plan.num_list_rows;
   if (source.kind != SelectionSource::Kind::kIndexer) {
     if (!run.measuring()) {
-      choose_keys(source, layer, k, {batch.visible_lengths.data(), static_cast<size_t>(list_rows)},
-                  lists->positions, lists->counts);
+      const std::span<const int32_t> visible(batch.visible_lengths.data(), list_rows);
+      if (lists->writer == nullptr) {
+        choose_keys(source, layer, k, visible, lists->positions, lists->counts);
+      } else {
+        LACUNA_RETURN_IF_ERROR(
+            lists->writer->write(source, layer, k, visible, lists->positions, lists->counts));
+      }
     }
     if (mqa_rows > 0) {
       LACUNA_RETURN_IF_ERROR(
@@ -155,19 +153,19 @@ Status mha_lane(OpRunner& run, const AttentionPlan& plan, const BatchTensors& te
     }
   }
   if (plan.mha_pieces.size() == 1) {
-    return attend_piece(run, plan, plan.mha_pieces[0], tensors, latent, inputs, inputs.out, {});
+    return attend_piece(run, plan.mha_pieces[0], tensors, latent, inputs, inputs.out, {});
   }
   for (const MhaPiece& piece : plan.mha_pieces) {
     const TensorView merged_out = inputs.merged_out.slice(0, piece.first_row, piece.num_rows);
     const TensorView merged_lse = inputs.merged_lse.slice(0, piece.first_row, piece.num_rows);
     if (piece.causal) {
       LACUNA_RETURN_IF_ERROR(
-          attend_piece(run, plan, piece, tensors, latent, inputs, merged_out, merged_lse));
+          attend_piece(run, piece, tensors, latent, inputs, merged_out, merged_lse));
       continue;
     }
     const TensorView out = inputs.piece_out.slice(0, 0, piece.num_rows);
     const TensorView lse = inputs.piece_lse.slice(0, 0, piece.num_rows);
-    LACUNA_RETURN_IF_ERROR(attend_piece(run, plan, piece, tensors, latent, inputs, out, lse));
+    LACUNA_RETURN_IF_ERROR(attend_piece(run, piece, tensors, latent, inputs, out, lse));
     const std::array states = {PartialState{merged_out, merged_lse}, PartialState{out, lse}};
     LACUNA_RETURN_IF_ERROR(
         run(MergeStatesArgs{.states = states, .out = merged_out, .lse = merged_lse}));

@@ -76,7 +76,29 @@ void plan_mha(const Batch& batch, const RoutingLimits& limits, int64_t first_req
   }
 }
 
+void clear_mha(AttentionPlan* plan) {
+  plan->num_mha_keys = 0;
+  plan->seqlen_k_max = 0;
+  plan->mha_pieces.clear();
+  for (std::vector<int32_t>* list : {&plan->mha_request_ids, &plan->mha_starts, &plan->mha_lengths,
+                                     &plan->cu_seqlens_q, &plan->cu_seqlens_k}) {
+    list->clear();
+  }
+}
+
 }  // namespace
+
+void plan_uniform(const Batch& batch, int64_t query_len, int64_t visible_length_max,
+                  AttentionPlan* plan) {
+  plan->prefill_lane = Lane::kSparseMqa;
+  plan->num_mqa_rows = batch.num_rows();
+  plan->num_list_rows = batch.num_rows();
+  plan->mqa_is_decode = true;
+  plan->score_keys = true;
+  plan->visible_length_max = visible_length_max;
+  plan->rows_per_request = static_cast<int>(query_len);
+  clear_mha(plan);
+}
 
 void plan_attention(const Batch& batch, const RoutingLimits& limits, AttentionPlan* plan) {
   const int64_t num_requests = batch.num_requests();
@@ -114,13 +136,7 @@ void plan_attention(const Batch& batch, const RoutingLimits& limits, AttentionPl
   plan->score_keys = plan->visible_length_max > limits.index_topk ||
                      (is_masked && shape.seq_len_max > limits.index_topk);
 
-  plan->num_mha_keys = 0;
-  plan->seqlen_k_max = 0;
-  plan->mha_pieces.clear();
-  for (std::vector<int32_t>* list : {&plan->mha_request_ids, &plan->mha_starts, &plan->mha_lengths,
-                                     &plan->cu_seqlens_q, &plan->cu_seqlens_k}) {
-    list->clear();
-  }
+  clear_mha(plan);
   if (has_mha) {
     plan_mha(batch, limits, num_mqa_requests, plan);
   }

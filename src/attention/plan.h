@@ -57,6 +57,12 @@ struct AttentionPlan {
 // Fills `plan`, reusing its memory.
 void plan_attention(const Batch& batch, const RoutingLimits& limits, AttentionPlan* plan);
 
+// The plan of a batch whose requests all have `query_len` rows, in the sparse MQA lane, by maxima
+// instead of the lengths at hand: it is the same for every batch of this shape, so its launches can
+// be captured once and replayed.
+void plan_uniform(const Batch& batch, int64_t query_len, int64_t visible_length_max,
+                  AttentionPlan* plan);
+
 // Keys that row t of the batch reads in one layer under this plan.
 int64_t keys_read(const Batch& batch, const AttentionPlan& plan, int64_t index_topk, int64_t row);
 

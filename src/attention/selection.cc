@@ -65,4 +65,34 @@ void choose_keys(const SelectionSource& source, int layer, int64_t k,
   }
 }
 
+Result<std::unique_ptr<ListWriter>> ListWriter::create(const Runtime* runtime, Device device,
+                                                       void* stream, int64_t rows_max,
+                                                       int64_t width) {
+  auto writer = std::unique_ptr<ListWriter>(new ListWriter());
+  writer->runtime_ = runtime;
+  writer->stream_ = stream;
+  LACUNA_ASSIGN_OR_RETURN(writer->positions_,
+                          PinnedMemory::allocate(runtime, 4 * rows_max * width));
+  LACUNA_ASSIGN_OR_RETURN(writer->counts_, PinnedMemory::allocate(runtime, 4 * rows_max));
+  LACUNA_ASSIGN_OR_RETURN(writer->copied_, make_event(runtime, device.index));
+  return writer;
+}
+
+Status ListWriter::write(const SelectionSource& source, int layer, int64_t k,
+                         std::span<const int32_t> visible_lengths, TensorView positions,
+                         TensorView counts) {
+  const int64_t rows = positions.shape[0];
+  const int64_t width = positions.shape[1];
+  LACUNA_CHECK(positions.is_contiguous() && counts.is_contiguous() &&
+               4 * rows * width <= positions_.bytes());
+  LACUNA_RETURN_IF_ERROR(runtime_->await_event(copied_.get()));
+  choose_keys(source, layer, k, visible_lengths,
+              view_of(static_cast<int32_t*>(positions_.data()), {rows, width}),
+              view_of(static_cast<int32_t*>(counts_.data()), {rows}));
+  LACUNA_RETURN_IF_ERROR(
+      runtime_->copy(positions.data, positions_.data(), 4 * rows * width, stream_));
+  LACUNA_RETURN_IF_ERROR(runtime_->copy(counts.data, counts_.data(), 4 * rows, stream_));
+  return runtime_->record_event(copied_.get(), stream_);
+}
+
 }  // namespace lacuna

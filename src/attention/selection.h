@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "core/device_handles.h"
+#include "core/device_memory.h"
 #include "lacuna/engine_types.h"
 #include "lacuna/tensor.h"
 
@@ -19,5 +22,25 @@ namespace lacuna {
 // ascending.
 void choose_keys(const SelectionSource& source, int layer, int64_t k,
                  std::span<const int32_t> visible_lengths, TensorView positions, TensorView counts);
+
+// Makes such lists on the host for a device with memory of its own. Each call waits until the lists
+// of the call before have left the host.
+class ListWriter {
+ public:
+  static Result<std::unique_ptr<ListWriter>> create(const Runtime* runtime, Device device,
+                                                    void* stream, int64_t rows_max, int64_t width);
+  // As choose_keys, into contiguous device tensors, ordered on the stream.
+  Status write(const SelectionSource& source, int layer, int64_t k,
+               std::span<const int32_t> visible_lengths, TensorView positions, TensorView counts);
+
+ private:
+  ListWriter() = default;
+
+  const Runtime* runtime_ = nullptr;
+  void* stream_ = nullptr;
+  PinnedMemory positions_;
+  PinnedMemory counts_;
+  EventHandle copied_;
+};
 
 }  // namespace lacuna

@@ -22,6 +22,9 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
         // As from an unset variable: the default would be a surprise.
         return folder.empty() ? "empty, expected a model folder" : "";
       });
+  command
+      .add_option("--device", flags.device, "cpu, cuda, or auto: cuda where there is a usable GPU")
+      ->capture_default_str();
   command.add_option("--dtype", flags.dtype, "Arithmetic: bfloat16 or float32")
       ->capture_default_str();
   command
@@ -49,6 +52,11 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
       .add_option("--prefill-lane", flags.prefill_lane,
                   "Lane of prompt rows beyond index_topk keys: auto, mqa or masked")
       ->capture_default_str();
+  command.add_flag("--enforce-eager", flags.enforce_eager, "On a GPU: no CUDA graphs");
+  command.add_flag("--async-scheduling,!--no-async-scheduling", flags.async_scheduling,
+                   "On a GPU: launch a step before the tokens of the one before are read");
+  command.add_flag("--check-sync", flags.check_sync,
+                   "On a GPU: a step that makes the host wait for the device fails");
   if (selection) {
     command
         .add_option("--selection", flags.selection,
@@ -106,6 +114,10 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
   } else {
     return invalid_argument("--dtype: \"" + flags.dtype + "\", expected bfloat16 or float32");
   }
+  options.device = flags.device;
+  options.enforce_eager = flags.enforce_eager;
+  options.async_scheduling = flags.async_scheduling;
+  options.check_sync = flags.check_sync;
   options.kv_cache_dtype = flags.kv_cache_dtype;
   options.index_cache_dtype = flags.index_cache_dtype;
   options.max_model_len = flags.max_model_len;
@@ -148,7 +160,9 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet
                                             bool skip_tokenizer) {
   LACUNA_ASSIGN_OR_RETURN(EngineOptions options, to_options(flags));
   options.skip_tokenizer = skip_tokenizer;
-  LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
+  LACUNA_ASSIGN_OR_RETURN(
+      const Context context,
+      Context::create({.num_threads = flags.threads, .use_cuda = flags.device != "cpu"}));
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::create(context, options));
   if (!quiet) {
     print_loaded(flags, *engine);

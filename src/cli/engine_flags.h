@@ -15,6 +15,7 @@ namespace lacuna::cli {
 
 struct EngineFlags {
   std::string model;
+  std::string device = "auto";
   std::string dtype = "bfloat16";
   std::string kv_cache_dtype = "auto";
   std::string index_cache_dtype = "auto";
@@ -30,6 +31,9 @@ struct EngineFlags {
   std::string selection = "indexer";
   bool force_mqa = false;
   std::string prefill_lane = "auto";
+  bool enforce_eager = false;
+  bool async_scheduling = true;
+  bool check_sync = false;
   bool profile = false;  // not a flag: set by commands that report time by kernel
 };
 

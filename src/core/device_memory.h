@@ -1,4 +1,4 @@
-// An owning piece of a device's memory, through its Runtime.
+// Owning pieces of memory, through a Runtime: a device's, and the host's pinned memory.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,47 @@ class DeviceMemory {
 
   const Runtime* runtime_ = nullptr;
   int device_idx_ = 0;
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// Host memory that the device copies from and to without making the host wait.
+class PinnedMemory {
+ public:
+  PinnedMemory() = default;
+  static Result<PinnedMemory> allocate(const Runtime* runtime, int64_t bytes) {
+    Result<void*> data = runtime->allocate_pinned(bytes);
+    if (!data.ok()) {
+      return data.status();
+    }
+    return PinnedMemory(runtime, *data, bytes);
+  }
+  ~PinnedMemory() { reset(); }
+  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    if (this != &other) {
+      reset();
+      runtime_ = other.runtime_;
+      data_ = std::exchange(other.data_, nullptr);
+      bytes_ = std::exchange(other.bytes_, 0);
+    }
+    return *this;
+  }
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  PinnedMemory(const Runtime* runtime, void* data, int64_t bytes)
+      : runtime_(runtime), data_(data), bytes_(bytes) {}
+  void reset() {
+    if (data_ != nullptr) {
+      runtime_->free_pinned(data_);
+      data_ = nullptr;
+    }
+  }
+
+  const Runtime* runtime_ = nullptr;
   void* data_ = nullptr;
   int64_t bytes_ = 0;
 };

@@ -12,45 +12,59 @@
 namespace lacuna {
 namespace {
 
-constexpr int32_t kTopLogprobsMax = 20;
-
 bool has_penalties(const SamplingParams& params) {
   return params.presence_penalty != 0 || params.frequency_penalty != 0 ||
          params.repetition_penalty != 1;
 }
 
-template <class T>
-ConstTensorView list_view(const std::vector<T>& list) {
-  return view_of(list.data(), {static_cast<int64_t>(list.size())});
-}
-
 }  // namespace
 
 void Sampler::clear() {
-  for (std::vector<float>* list : {&temperature_, &top_p_, &min_p_, &uniform_, &adjust_repetition_,
-                                   &adjust_add_, &adjust_saved_}) {
+  for (std::vector<float>* list :
+       {&lists_.temperature, &lists_.top_p, &lists_.min_p, &lists_.uniform,
+        &lists_.adjust_repetition, &lists_.adjust_add}) {
     list->clear();
   }
-  for (std::vector<int32_t>* list : {&top_k_, &forced_, &num_top_, &adjust_rows_, &adjust_ids_}) {
+  for (std::vector<int32_t>* list : {&lists_.top_k, &lists_.forced, &lists_.forced_sources,
+                                     &lists_.adjust_rows, &lists_.adjust_ids, &num_top_}) {
     list->clear();
   }
+  forces_ = false;
+  num_top_max_ = 0;
 }
 
 void Sampler::add(const Sequence& sequence) {
   const SamplingParams& params = sequence.request.sampling;
-  const int32_t row = static_cast<int32_t>(temperature_.size());
-  temperature_.push_back(static_cast<float>(params.temperature));
-  top_p_.push_back(static_cast<float>(params.top_p));
-  min_p_.push_back(static_cast<float>(params.min_p));
-  top_k_.push_back(params.top_k);
-  uniform_.push_back(philox_uniform(params.seed, static_cast<uint64_t>(sequence.num_tokens())));
+  const int32_t row = static_cast<int32_t>(lists_.num_rows());
+  lists_.temperature.push_back(static_cast<float>(params.temperature));
+  lists_.top_p.push_back(static_cast<float>(params.top_p));
+  lists_.min_p.push_back(static_cast<float>(params.min_p));
+  lists_.top_k.push_back(params.top_k);
+  lists_.uniform.push_back(
+      philox_uniform(params.seed, static_cast<uint64_t>(sequence.num_tokens())));
   num_top_.push_back(params.top_logprobs);
+  num_top_max_ = std::max(num_top_max_, params.top_logprobs);
   const int64_t n = sequence.num_generated();
   const std::vector<int32_t>& forced = sequence.request.forced_tokens;
-  forced_.push_back(n < static_cast<int64_t>(forced.size()) ? forced[n] : -1);
+  const bool is_forced = n < static_cast<int64_t>(forced.size());
+  lists_.forced.push_back(is_forced ? forced[n] : -1);
+  lists_.forced_sources.push_back(is_forced ? -1 : row);
+  forces_ = forces_ || is_forced;
   if (has_penalties(params) || !params.logit_bias.empty() || n < params.min_tokens) {
     add_adjustments(sequence, row);
   }
+}
+
+void Sampler::add_unused() {
+  const int32_t row = static_cast<int32_t>(lists_.num_rows());
+  for (std::vector<float>* list : {&lists_.temperature, &lists_.min_p, &lists_.uniform}) {
+    list->push_back(0);
+  }
+  lists_.top_p.push_back(1);
+  lists_.top_k.push_back(0);
+  lists_.forced.push_back(-1);
+  lists_.forced_sources.push_back(row);
+  num_top_.push_back(0);
 }
 
 void Sampler::add_adjustments(const Sequence& sequence, int32_t row) {
@@ -84,103 +98,119 @@ void Sampler::add_adjustments(const Sequence& sequence, int32_t row) {
     }
   }
   for (const auto& [id, edit] : edits) {
-    adjust_rows_.push_back(row);
-    adjust_ids_.push_back(id);
-    adjust_repetition_.push_back(edit.repetition);
-    adjust_add_.push_back(edit.add);
+    lists_.adjust_rows.push_back(row);
+    lists_.adjust_ids.push_back(id);
+    lists_.adjust_repetition.push_back(edit.repetition);
+    lists_.adjust_add.push_back(edit.add);
   }
 }
 
-Status most_likely(OpRunner& run, const ConstTensorView& logits, int32_t count,
-                   std::vector<std::vector<TokenLogprob>>* out) {
+std::vector<DrawGroup> Sampler::groups(int64_t adjustments_max) const {
+  std::vector<DrawGroup> groups(1);
+  const int64_t count = lists_.num_adjustments();
+  int64_t next = 0;
+  for (int64_t row = 0; row < lists_.num_rows(); ++row) {
+    const int64_t begin = next;
+    while (next < count && lists_.adjust_rows[next] == row) {
+      ++next;
+    }
+    if (next > begin && groups.back().num_rows > 0 &&
+        groups.back().num_adjustments + next - begin > adjustments_max) {
+      groups.push_back({.first_row = row, .first_adjustment = begin});
+    }
+    ++groups.back().num_rows;
+    groups.back().num_adjustments += next - begin;
+  }
+  return groups;
+}
+
+void Sampler::unpack(const DrawOutputs& outputs, int64_t vocab_size) {
+  const int64_t rows = lists_.num_rows();
+  ids_.assign(outputs.ids.as<int32_t>(), outputs.ids.as<int32_t>() + rows);
+  logprobs_.assign(outputs.logprobs.as<float>(), outputs.logprobs.as<float>() + rows);
+  top_.assign(rows, {});
+  for (int64_t t = 0; t < rows; ++t) {
+    if (num_top_[t] > 0) {
+      top_[t] = ranked_tokens(outputs, t, vocab_size, num_top_max_, num_top_[t]);
+    }
+  }
+}
+
+Status rank_tokens(OpRunner& run, const ConstTensorView& logits, int32_t count,
+                   const DrawOutputs& outputs) {
   const int64_t rows = logits.shape[0];
   const int64_t k = std::min<int64_t>(count, logits.shape[1]);
-  std::vector<int32_t> ids(rows * k);
-  std::vector<float> scores(rows * k);
-  LACUNA_RETURN_IF_ERROR(run(TopKArgs{.logits = logits,
-                                      .k = k,
-                                      .outputs = {.indices = view_of(ids.data(), {rows, k}),
-                                                  .scores = view_of(scores.data(), {rows, k})}}));
+  const auto rows_of_top = [&](const TensorView& list) {
+    TensorView view = list;
+    view.rank = 2;
+    view.shape = {rows, k};
+    view.strides = {kTopLogprobsMax, 1};
+    return view;
+  };
+  const TensorView ids = rows_of_top(outputs.top_ids);
+  LACUNA_RETURN_IF_ERROR(
+      run(TopKArgs{.logits = logits,
+                   .k = k,
+                   .outputs = {.indices = ids, .scores = rows_of_top(outputs.top_scores)}}));
   // The row's log-sum-exp follows from any token's log-probability.
-  std::vector<int32_t> first(rows);
-  std::vector<float> first_logprob(rows);
-  for (int64_t t = 0; t < rows; ++t) {
-    first[t] = std::max(0, ids[t * k]);
-  }
-  LACUNA_RETURN_IF_ERROR(run(TokenLogprobsArgs{
-      .logits = logits, .ids = list_view(first), .out = view_of(first_logprob.data(), {rows})}));
-  out->assign(rows, {});
-  for (int64_t t = 0; t < rows; ++t) {
-    const float log_sum = scores[t * k] - first_logprob[t];
-    for (int64_t c = 0; c < k && ids[t * k + c] >= 0; ++c) {
-      (*out)[t].push_back({ids[t * k + c], scores[t * k + c] - log_sum});
-    }
-    std::stable_sort(
-        (*out)[t].begin(), (*out)[t].end(),
-        [](const TokenLogprob& a, const TokenLogprob& b) { return a.logprob > b.logprob; });
-  }
-  return ok_status();
+  ConstTensorView first = ids;
+  first.rank = 1;
+  return run(TokenLogprobsArgs{
+      .logits = logits, .ids = first, .out = outputs.top_first.slice(0, 0, rows)});
 }
 
-Status Sampler::draw(OpRunner& run, TensorView logits) {
-  const int64_t rows = logits.shape[0];
-  ids_.assign(rows, 0);
-  logprobs_.assign(rows, 0.0f);
-  top_.assign(rows, {});
-  adjust_saved_.assign(adjust_ids_.size(), 0.0f);
-  AdjustLogitsArgs adjust{
-      .logits = logits,
-      .rows = list_view(adjust_rows_),
-      .ids = list_view(adjust_ids_),
-      .repetition = list_view(adjust_repetition_),
-      .add = list_view(adjust_add_),
-      .saved = view_of(adjust_saved_.data(), {static_cast<int64_t>(adjust_saved_.size())})};
-  if (!adjust_ids_.empty()) {
+std::vector<TokenLogprob> ranked_tokens(const DrawOutputs& outputs, int64_t row, int64_t vocab_size,
+                                        int32_t count, int32_t wanted) {
+  const int64_t k = std::min<int64_t>(count, vocab_size);
+  const int32_t* ids = outputs.top_ids.as<int32_t>() + row * kTopLogprobsMax;
+  const float* scores = outputs.top_scores.as<float>() + row * kTopLogprobsMax;
+  const float log_sum = scores[0] - outputs.top_first.as<float>()[row];
+  std::vector<TokenLogprob> tokens;
+  for (int64_t c = 0; c < k && ids[c] >= 0; ++c) {
+    tokens.push_back({ids[c], scores[c] - log_sum});
+  }
+  std::stable_sort(tokens.begin(), tokens.end(), [](const TokenLogprob& a, const TokenLogprob& b) {
+    return a.logprob > b.logprob;
+  });
+  tokens.resize(std::min<size_t>(tokens.size(), wanted));
+  return tokens;
+}
+
+Status draw_tokens(OpRunner& run, TensorView logits, const DrawInputs& inputs,
+                   const DrawOutputs& outputs, bool forces, int32_t num_top) {
+  AdjustLogitsArgs adjust{.logits = logits,
+                          .rows = inputs.adjust_rows,
+                          .ids = inputs.adjust_ids,
+                          .repetition = inputs.adjust_repetition,
+                          .add = inputs.adjust_add,
+                          .saved = outputs.adjust_saved};
+  const bool adjusts = inputs.adjust_rows.shape[0] > 0;
+  if (adjusts) {
     LACUNA_RETURN_IF_ERROR(run(adjust));
   }
   LACUNA_RETURN_IF_ERROR(run(SampleArgs{.logits = logits,
-                                        .temperature = list_view(temperature_),
-                                        .top_k = list_view(top_k_),
-                                        .top_p = list_view(top_p_),
-                                        .min_p = list_view(min_p_),
-                                        .uniform = list_view(uniform_),
-                                        .ids = view_of(ids_.data(), {rows}),
-                                        .logprobs = view_of(logprobs_.data(), {rows})}));
-  bool recompute = !adjust_ids_.empty();
-  if (recompute) {
+                                        .temperature = inputs.temperature,
+                                        .top_k = inputs.top_k,
+                                        .top_p = inputs.top_p,
+                                        .min_p = inputs.min_p,
+                                        .uniform = inputs.uniform,
+                                        .ids = outputs.ids,
+                                        .logprobs = outputs.logprobs}));
+  if (adjusts) {
     adjust.restore = true;
     LACUNA_RETURN_IF_ERROR(run(adjust));
   }
-  for (int64_t t = 0; t < rows; ++t) {
-    if (forced_[t] >= 0) {
-      ids_[t] = forced_[t];
-      recompute = true;
-    }
+  if (forces) {
+    LACUNA_RETURN_IF_ERROR(run(PickTokensArgs{.given = inputs.forced,
+                                              .sources = inputs.forced_sources,
+                                              .drawn = outputs.ids,
+                                              .out = outputs.ids}));
   }
-  if (recompute) {
-    LACUNA_RETURN_IF_ERROR(run(TokenLogprobsArgs{
-        .logits = logits, .ids = list_view(ids_), .out = view_of(logprobs_.data(), {rows})}));
+  if (adjusts || forces) {
+    LACUNA_RETURN_IF_ERROR(
+        run(TokenLogprobsArgs{.logits = logits, .ids = outputs.ids, .out = outputs.logprobs}));
   }
-  const int32_t most = *std::max_element(num_top_.begin(), num_top_.end());
-  if (most > 0) {
-    LACUNA_RETURN_IF_ERROR(most_likely(run, logits, most, &top_));
-    for (int64_t t = 0; t < rows; ++t) {
-      top_[t].resize(std::min<size_t>(top_[t].size(), num_top_[t]));
-    }
-  }
-  return ok_status();
-}
-
-Status Sampler::measure(OpRunner& run, TensorView logits) {
-  const int64_t rows = logits.shape[0];
-  clear();
-  for (std::vector<float>* list : {&temperature_, &top_p_, &min_p_, &uniform_}) {
-    list->assign(rows, 0.0f);
-  }
-  top_k_.assign(rows, 0);
-  forced_.assign(rows, -1);
-  num_top_.assign(rows, kTopLogprobsMax);
-  return draw(run, logits);
+  return num_top > 0 ? rank_tokens(run, logits, num_top, outputs) : ok_status();
 }
 
 Status check_sampling(const SamplingParams& params, int64_t vocab_size) {

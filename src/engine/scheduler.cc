@@ -101,7 +101,7 @@ void Scheduler::schedule(std::vector<ScheduledRows>* rows, Sequence** stuck) {
   // has no rows yet.
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence* sequence = running_[i].get();
-    if (!sequence->is_decoding()) {
+    if (!sequence->is_decoding() || sequence->ends) {
       continue;
     }
     if (!make_room(sequence, 1)) {
@@ -118,7 +118,7 @@ void Scheduler::schedule(std::vector<ScheduledRows>* rows, Sequence** stuck) {
   // Prompts under way.
   for (size_t i = 0; i < running_.size() && budget > 0; ++i) {
     Sequence* sequence = running_[i].get();
-    if (sequence->is_decoding()) {
+    if (sequence->is_decoding() || sequence->ends) {
       continue;
     }
     const int64_t remaining = sequence->num_tokens() - sequence->num_computed;
@@ -179,15 +179,22 @@ void Scheduler::schedule(std::vector<ScheduledRows>* rows, Sequence** stuck) {
 void Scheduler::commit(const std::vector<ScheduledRows>& rows) {
   for (const ScheduledRows& r : rows) {
     r.sequence->num_computed += r.num_rows;
-    if (limits_.prefix_caching) {
-      r.sequence->blocks.publish_full(r.sequence->tokens, r.sequence->num_computed,
-                                      limits_.prefix_salt);
-    }
+    publish(*r.sequence);
   }
 }
 
-void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch) {
+void Scheduler::publish(Sequence& sequence) {
+  if (limits_.prefix_caching) {
+    sequence.blocks.publish_full(sequence.tokens,
+                                 std::min(sequence.num_computed, sequence.num_known()),
+                                 limits_.prefix_salt);
+  }
+}
+
+void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch,
+                int64_t table_width_min) {
   batch->clear();
+  batch->table_width = table_width_min;
   batch->query_starts.push_back(0);
   for (const ScheduledRows& rows : scheduled) {
     batch->table_width =
@@ -198,7 +205,13 @@ void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch) {
     const int32_t request_idx = static_cast<int32_t>(batch->seq_lens.size());
     for (int64_t i = 0; i < rows.num_rows; ++i) {
       const int64_t position = sequence.num_computed + i;
-      batch->token_ids.push_back(sequence.tokens[position]);
+      const int32_t token = sequence.tokens[position];
+      if (token < 0) {
+        LACUNA_CHECK(position + 1 == sequence.num_tokens() && sequence.drawn_row >= 0);
+        batch->token_sources.resize(batch->token_ids.size(), -1);
+        batch->token_sources.push_back(sequence.drawn_row);
+      }
+      batch->token_ids.push_back(token);
       batch->positions.push_back(static_cast<int32_t>(position));
       batch->visible_lengths.push_back(static_cast<int32_t>(position + 1));
       batch->request_ids.push_back(request_idx);
@@ -217,6 +230,27 @@ void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch) {
       batch->logits_rows.push_back(static_cast<int32_t>(batch->num_rows() - 1));
     }
   }
+  if (!batch->token_sources.empty()) {
+    batch->token_sources.resize(batch->token_ids.size(), -1);
+  }
+}
+
+void pad_batch(int64_t num_requests, int64_t query_len, Batch* batch) {
+  const int64_t requests_before = batch->num_requests();
+  const int64_t rows = batch->num_rows() + (num_requests - requests_before) * query_len;
+  for (int64_t r = requests_before; r < num_requests; ++r) {
+    batch->seq_lens.push_back(0);
+    batch->query_starts.push_back(static_cast<int32_t>(batch->query_starts.back() + query_len));
+  }
+  batch->token_ids.resize(rows, 0);
+  batch->positions.resize(rows, 0);
+  batch->visible_lengths.resize(rows, 0);
+  batch->request_ids.resize(rows, -1);
+  batch->slot_mapping.resize(rows, -1);
+  if (!batch->token_sources.empty()) {
+    batch->token_sources.resize(rows, -1);
+  }
+  batch->block_table.resize(num_requests * batch->table_width, -1);
 }
 
 }  // namespace lacuna

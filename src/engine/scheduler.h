@@ -45,8 +45,11 @@ class Scheduler {
   // only if nothing waits or runs, or if the one sequence that is left can not get a block (`stuck`
   // names it: it can not go on).
   void schedule(std::vector<ScheduledRows>* rows, Sequence** stuck);
-  // After the step: rows are computed, full blocks may be shared.
+  // After the launch of the step: its rows are computed before those of any later step, so full
+  // blocks of known tokens may be shared.
   void commit(const std::vector<ScheduledRows>& rows);
+  // Shares the full blocks of a sequence that has learnt its tokens.
+  void publish(Sequence& sequence);
 
   int64_t num_preemptions() const { return num_preemptions_; }
   int64_t prefix_queries() const { return prefix_queries_; }
@@ -67,7 +70,13 @@ class Scheduler {
   int64_t prefix_hits_ = 0;
 };
 
-// Fills a batch from scheduled rows, decode sequences first as given.
-void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch);
+// Fills a batch from scheduled rows, decode sequences first as given. Rows of the block table are
+// as wide as the longest, and at least `table_width_min`.
+void fill_batch(const std::vector<ScheduledRows>& scheduled, Batch* batch,
+                int64_t table_width_min = 0);
+
+// Adds requests of `query_len` rows that do nothing (request id -1, slot -1, no visible key) until
+// there are `num_requests`.
+void pad_batch(int64_t num_requests, int64_t query_len, Batch* batch);
 
 }  // namespace lacuna

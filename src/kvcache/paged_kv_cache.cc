@@ -47,6 +47,11 @@ Result<PagedKvCache> PagedKvCache::create(const Runtime* runtime,
   const int64_t bytes = options.num_blocks * block_bytes(options);
   LACUNA_ASSIGN_OR_RETURN(cache.memory_,
                           DeviceMemory::allocate(runtime, options.device.index, bytes));
+  if (options.device.kind != DeviceKind::kCpu) {
+    // Finite, also where a warm-up reads blocks that nothing was written to.
+    LACUNA_RETURN_IF_ERROR(runtime->fill_bytes(cache.memory_.data(), 0, bytes, nullptr));
+    LACUNA_RETURN_IF_ERROR(runtime->synchronize(options.device.index, nullptr));
+  }
   char* at = static_cast<char*>(cache.memory_.data());
   for (const bool has_indexer : options.layer_has_indexer) {
     KvCacheView latent = paged_rows(at, options.latent_layout, options.num_blocks,

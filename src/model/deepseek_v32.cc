@@ -126,6 +126,17 @@ Result<std::unique_ptr<DeepseekV32>> DeepseekV32::create(const Context&, const R
       DeviceMemory::allocate(runtime, options.device.index, counting.used_bytes()));
   Workspace arena(model->buffer_memory_.data(), counting.used_bytes());
   model->carve(arena);
+  if (options.device.kind != DeviceKind::kCpu) {
+    // Rows that pad a graph are computed from what lies here; zeros are finite.
+    LACUNA_RETURN_IF_ERROR(
+        runtime->fill_bytes(model->buffer_memory_.data(), 0, counting.used_bytes(), nullptr));
+    if (options.host_lists) {
+      LACUNA_ASSIGN_OR_RETURN(model->list_writer_,
+                              ListWriter::create(runtime, options.device, options.stream,
+                                                 options.rows_max, config.index_topk));
+      model->lists_.writer = model->list_writer_.get();
+    }
+  }
 
   // Angles are rounded to f32 before the cosine, as Hugging Face's are: that is what the oracles
   // hold.

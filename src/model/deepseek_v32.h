@@ -26,6 +26,8 @@ struct ModelOptions {
   int64_t mha_keys_max = 0;
   int64_t chunked_rows_max = 0;
   int64_t mask_words_max = 0;
+  void* stream = nullptr;   // of the operations
+  bool host_lists = false;  // key lists are made on the host: see SelectionSource
 };
 
 class DeepseekV32 {
@@ -116,6 +118,7 @@ class DeepseekV32 {
   Buffers buffers_;
   std::vector<IndexGroup> groups_;
   IndexLists lists_;
+  std::unique_ptr<ListWriter> list_writer_;
 };
 
 }  // namespace lacuna

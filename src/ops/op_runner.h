@@ -7,7 +7,10 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "core/device_handles.h"
 #include "ops/dispatch.h"
 
 namespace lacuna {
@@ -26,15 +29,54 @@ class OpRunner {
   void set_measuring(bool measuring) { measuring_ = measuring; }
   bool measuring() const { return measuring_; }
   int64_t workspace_bytes_max() const { return workspace_bytes_max_; }
-  // Also add up the wall time of each kernel's calls (a synchronous backend's only).
-  void set_timing(bool timing) { timing_ = timing; }
+  // Also add up the time of each kernel's calls: the wall's, or, given the runtime of a device that
+  // runs behind the host, the device's between two events around the call. The latter are added by
+  // collect_timing().
+  void set_timing(bool timing, const Runtime* events = nullptr, int device_idx = 0) {
+    timing_ = timing;
+    events_ = events;
+    device_idx_ = device_idx;
+  }
+  // After the device has run everything that was timed.
+  Status collect_timing() {
+    for (const auto& [use, timer] : timed_) {
+      LACUNA_ASSIGN_OR_RETURN(const double ms, events_->elapsed_ms(timers_[timer].first.get(),
+                                                                   timers_[timer].second.get()));
+      use->seconds += 1e-3 * ms;
+    }
+    timed_.clear();
+    return ok_status();
+  }
 
   struct KernelUse {
+    const char* op = nullptr;
     int64_t calls = 0;
     double seconds = 0;  // when timing
   };
+  using Uses = std::map<std::string, KernelUse, std::less<>>;
   // Kernel name -> its use since the start.
-  const std::map<std::string, KernelUse, std::less<>>& uses() const { return uses_; }
+  const Uses& uses() const { return uses_; }
+
+  // The calls that a captured graph makes each time it is launched.
+  using Tally = std::vector<std::pair<KernelUse*, int64_t>>;
+  // Takes the calls since `before` back: they were captured, not run.
+  Tally take_calls_since(const Uses& before) {
+    Tally tally;
+    for (auto& [name, use] : uses_) {
+      const auto found = before.find(name);
+      const int64_t calls = use.calls - (found == before.end() ? 0 : found->second.calls);
+      if (calls > 0) {
+        tally.emplace_back(&use, calls);
+        use.calls -= calls;
+      }
+    }
+    return tally;
+  }
+  static void count(const Tally& tally) {
+    for (const auto& [use, calls] : tally) {
+      use->calls += calls;
+    }
+  }
 
   template <class Args>
   Status operator()(Args args) {
@@ -47,31 +89,64 @@ class OpRunner {
       workspace_bytes_max_ = std::max(workspace_bytes_max_, bytes);
       return ok_status();
     }
+    if (timing_ && events_ != nullptr) {
+      return run_between_events(args);
+    }
     const char* kernel = nullptr;
     using Clock = std::chrono::steady_clock;
     const Clock::time_point start = timing_ ? Clock::now() : Clock::time_point();
     const Status status = run_op(context_, args, launch_, &kernel);
     if (kernel != nullptr) {
-      auto found = uses_.find(kernel);
-      if (found == uses_.end()) {
-        found = uses_.emplace(kernel, KernelUse{}).first;
-      }
-      ++found->second.calls;
+      KernelUse& use = use_of(kernel, Op<Args>::kName);
+      ++use.calls;
       if (timing_) {
-        found->second.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+        use.seconds += std::chrono::duration<double>(Clock::now() - start).count();
       }
     }
     return status;
   }
 
  private:
+  KernelUse& use_of(const char* kernel, const char* op) {
+    auto found = uses_.find(kernel);
+    if (found == uses_.end()) {
+      found = uses_.emplace(kernel, KernelUse{.op = op}).first;
+    }
+    return found->second;
+  }
+
+  template <class Args>
+  Status run_between_events(const Args& args) {
+    if (timed_.size() == timers_.size()) {
+      LACUNA_ASSIGN_OR_RETURN(EventHandle begin, make_event(events_, device_idx_));
+      LACUNA_ASSIGN_OR_RETURN(EventHandle end, make_event(events_, device_idx_));
+      timers_.emplace_back(std::move(begin), std::move(end));
+    }
+    const auto& [begin, end] = timers_[timed_.size()];
+    LACUNA_RETURN_IF_ERROR(events_->record_event(begin.get(), launch_.stream));
+    const char* kernel = nullptr;
+    LACUNA_RETURN_IF_ERROR(run_op(context_, args, launch_, &kernel));
+    if (kernel == nullptr) {
+      return ok_status();
+    }
+    LACUNA_RETURN_IF_ERROR(events_->record_event(end.get(), launch_.stream));
+    KernelUse& use = use_of(kernel, Op<Args>::kName);
+    ++use.calls;
+    timed_.emplace_back(&use, timed_.size());
+    return ok_status();
+  }
+
   const Context& context_;
   ForcedKernels forced_;
   Launch launch_;
   bool measuring_ = false;
   int64_t workspace_bytes_max_ = 0;
   bool timing_ = false;
-  std::map<std::string, KernelUse, std::less<>> uses_;
+  const Runtime* events_ = nullptr;
+  int device_idx_ = 0;
+  Uses uses_;
+  std::vector<std::pair<EventHandle, EventHandle>> timers_;
+  std::vector<std::pair<KernelUse*, size_t>> timed_;  // since the last collection: use, timer
 };
 
 }  // namespace lacuna

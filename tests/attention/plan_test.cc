@@ -335,7 +335,10 @@ TEST(Batch, ClearLeavesNothingAndTensorsHaveTheBatchsShapes) {
   batch.block_table = {7, 8, 9, 1, -1, -1};
   batch.logits_rows = {0, 4};
   EXPECT_EQ(batch.num_decode_rows(), 1);
-  const BatchTensors tensors = host_tensors(batch);
+  AttentionPlan plan;
+  plan_attention(batch, kLimits, &plan);
+  ASSERT_EQ(plan.prefill_lane, Lane::kDenseMha);
+  const BatchTensors tensors = host_tensors(batch, plan);
   for (const ConstTensorView& view :
        {tensors.token_ids, tensors.positions, tensors.request_ids, tensors.visible_lengths}) {
     EXPECT_EQ(view.rank, 1);
@@ -349,6 +352,12 @@ TEST(Batch, ClearLeavesNothingAndTensorsHaveTheBatchsShapes) {
   EXPECT_EQ(tensors.block_table.shape[1], 3);
   EXPECT_EQ(tensors.block_table.as<int32_t>()[3], 1);
   EXPECT_EQ(tensors.logits_rows.shape[0], 2);
+  EXPECT_EQ(tensors.mha_request_ids.shape[0], 1);
+  EXPECT_EQ(tensors.mha_request_ids.as<int32_t>()[0], 1);
+  EXPECT_EQ(tensors.mha_starts.as<int32_t>()[0], 0);
+  EXPECT_EQ(tensors.mha_lengths.as<int32_t>()[0], 4);
+  EXPECT_EQ(tensors.cu_seqlens_q.shape[0], 2);
+  EXPECT_EQ(tensors.cu_seqlens_k.as<int32_t>()[1], 4);
   batch.clear();
   EXPECT_EQ(batch.num_rows(), 0);
   EXPECT_EQ(batch.num_requests(), 0);

@@ -26,6 +26,12 @@ constexpr double kHiddenTolerance = 4e-4;  // hidden states
 // Rows whose k-th and (k+1)-th scores are closer than this may swap keys at the boundary.
 constexpr double kMarginMin = 1e-4;
 
+// The device that runs the models: LACUNA_GOLDEN_DEVICE, or the CPU.
+std::string golden_device() {
+  const char* device = std::getenv("LACUNA_GOLDEN_DEVICE");
+  return device == nullptr || *device == '\0' ? "cpu" : device;
+}
+
 struct Matrix {
   std::vector<double> values;
   int64_t rows = 0;
@@ -287,6 +293,7 @@ class Golden : public ::testing::TestWithParam<GoldenModel> {
   EngineOptions options(DType dtype = DType::kFloat32) const {
     EngineOptions options;
     options.model_dir = folder_;
+    options.device = golden_device();
     options.dtype = dtype;
     options.skip_tokenizer = true;  // these checkpoints have none
     options.max_model_len = 1100;
@@ -552,6 +559,7 @@ TEST(DsaNano, MatchesTheOracleInFloat32) {
     SCOPED_TRACE(prefix);
     EngineOptions options;
     options.model_dir = folder;
+    options.device = golden_device();
     options.dtype = DType::kFloat32;
     options.max_model_len = 4352;
     const std::vector<int32_t> greedy = oracle.ids(prefix + ".greedy_ids");

@@ -136,7 +136,7 @@ struct Scene {
     lists.mask = view_of(mask.data(), {plan.num_mha_rows(batch), words});
     const int64_t n = plan.num_list_rows;
     const Status status = select_group_keys(
-        run, plan, batch, host_tensors(batch),
+        run, plan, batch, host_tensors(batch, plan),
         {.q = view_of(static_cast<const float*>(index_q.data()), {n, kIndexHeads, kIndexDim}),
          .head_weights = view_of(static_cast<const float*>(head_weights.data()), {n, kIndexHeads})},
         cache.index(0), cache.latent(0), source, 0, kTopk, &lists);
@@ -155,7 +155,7 @@ struct Scene {
     piece_lse.assign(n * kHeads, NAN);
     const int64_t d_qk = kNope + kRope;
     const Status status = mha_lane(
-        run, plan, host_tensors(batch), cache.latent(layer),
+        run, plan, host_tensors(batch, plan), cache.latent(layer),
         {.q = view_of(static_cast<const float*>(q.data()) + plan.num_mqa_rows * kHeads * d_qk,
                       {n, kHeads, d_qk}),
          .kv_b = view_of(static_cast<const float*>(kv_b.data()), {width, kLatent}),
@@ -298,7 +298,7 @@ TEST(IndexGroup, OneTranslationIsEveryLayersTranslationBitForBit) {
     ASSERT_TRUE(groups.ok()) << groups.status().message();
     ASSERT_EQ(groups->size(), 1u);
     ASSERT_EQ(groups->front().layers(), (std::vector<int>{0, 1, 2}));
-    const BatchTensors tensors = host_tensors(scene.batch);
+    const BatchTensors tensors = host_tensors(scene.batch, scene.plan);
     for (const int layer : groups->front().layers()) {
       const KvCacheView latent = scene.cache.latent(layer);
       ASSERT_EQ(latent.block_stride_rows(), kBlockSize + 3);

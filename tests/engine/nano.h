@@ -29,6 +29,7 @@ inline Context one_thread() {
 inline EngineOptions nano_options() {
   EngineOptions options;
   options.model_dir = nano_dir();
+  options.device = "cpu";
   options.dtype = DType::kFloat32;
   options.max_model_len = 1024;
   return options;

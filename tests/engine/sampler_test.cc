@@ -107,8 +107,34 @@ class SamplerTest : public ::testing::Test {
   }
   std::vector<int32_t> run_draw(std::vector<float>* logits, int64_t rows) {
     const std::vector<float> before = *logits;
-    const Status status = sampler_.draw(run_, view_of(logits->data(), {rows, kVocab}));
+    const DrawLists& lists = sampler_.lists();
+    const auto list = [](const auto& values) {
+      return view_of(values.data(), {static_cast<int64_t>(values.size())});
+    };
+    std::vector<int32_t> ids(rows, -7), top_ids(rows * kTopLogprobsMax, -7);
+    std::vector<float> logprobs(rows), top_first(rows), saved(lists.num_adjustments()),
+        top_scores(rows * kTopLogprobsMax);
+    const DrawOutputs outputs = {.ids = view_of(ids.data(), {rows}),
+                                 .logprobs = view_of(logprobs.data(), {rows}),
+                                 .adjust_saved = view_of(saved.data(), {lists.num_adjustments()}),
+                                 .top_ids = view_of(top_ids.data(), {rows * kTopLogprobsMax}),
+                                 .top_scores = view_of(top_scores.data(), {rows * kTopLogprobsMax}),
+                                 .top_first = view_of(top_first.data(), {rows})};
+    const Status status = draw_tokens(run_, view_of(logits->data(), {rows, kVocab}),
+                                      {.temperature = list(lists.temperature),
+                                       .top_p = list(lists.top_p),
+                                       .min_p = list(lists.min_p),
+                                       .uniform = list(lists.uniform),
+                                       .top_k = list(lists.top_k),
+                                       .forced = list(lists.forced),
+                                       .forced_sources = list(lists.forced_sources),
+                                       .adjust_rows = list(lists.adjust_rows),
+                                       .adjust_ids = list(lists.adjust_ids),
+                                       .adjust_repetition = list(lists.adjust_repetition),
+                                       .adjust_add = list(lists.adjust_add)},
+                                      outputs, sampler_.forces(), sampler_.num_top());
     EXPECT_TRUE(status.ok()) << status.message();
+    sampler_.unpack(outputs, kVocab);
     EXPECT_EQ(*logits, before) << "a draw must leave the logits as they were";
     return sampler_.ids();
   }
@@ -251,6 +277,39 @@ TEST_F(SamplerTest, ReportsTheMostLikelyTokens) {
     EXPECT_NEAR(top[i].logprob, logits[ids[i]] - std::log(sum), 1e-5);
   }
   EXPECT_EQ(top[0].logprob, sampler_.logprobs()[0]);
+}
+
+TEST_F(SamplerTest, GroupsHoldWholeRowsAndAsManyEditsAsFit) {
+  SamplingParams biased;
+  for (int32_t id = 0; id < 3; ++id) {
+    biased.logit_bias[id] = 1;
+  }
+  sampler_.clear();
+  EXPECT_EQ(sampler_.groups(4).size(), 1u);
+  Request request;
+  request.sampling = biased;
+  const Sequence edited(1, request, std::nullopt, &pool_, 16);
+  for (const bool edits : {true, false, true, true, false}) {
+    edits ? sampler_.add(edited) : sampler_.add_unused();
+  }
+  ASSERT_EQ(sampler_.groups(9).size(), 1u);
+  EXPECT_EQ(sampler_.groups(9)[0].num_adjustments, 9);
+  EXPECT_EQ(sampler_.groups(9)[0].num_rows, 5);
+  for (const int64_t most : {int64_t{1}, int64_t{3}, int64_t{6}}) {
+    const std::vector<DrawGroup> groups = sampler_.groups(most);
+    ASSERT_EQ(groups.size(), most == 6 ? 2u : 3u) << most;
+    int64_t row = 0;
+    int64_t edit = 0;
+    for (const DrawGroup& group : groups) {
+      EXPECT_EQ(group.first_row, row);
+      EXPECT_EQ(group.first_adjustment, edit);
+      EXPECT_LE(group.num_adjustments, std::max<int64_t>(most, 3));
+      row += group.num_rows;
+      edit += group.num_adjustments;
+    }
+    EXPECT_EQ(row, 5);
+    EXPECT_EQ(edit, 9);
+  }
 }
 
 }  // namespace
