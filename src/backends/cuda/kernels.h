@@ -13,6 +13,9 @@ extern const Kernel<AppendIndexKeysArgs> kAppendIndexKeys;
 extern const Kernel<GatherKvArgs> kGatherKv;
 // indexer/
 extern const Kernel<TranslateIndicesArgs> kTranslateIndices;
+extern const Kernel<IndexLogitsArgs> kIndexLogits[2];
+extern const Kernel<TopKArgs> kTopK;
+extern const Kernel<SelectKeysArgs> kSelectKeys;
 
 // model/
 extern const Kernel<PickTokensArgs> kPickTokens;
