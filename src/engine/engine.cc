@@ -29,9 +29,9 @@ static_assert(kNumRowLanes == kNumLanes);
 // computed in chunks.
 constexpr int64_t kLogitsBytesMax = int64_t{64} << 20;
 
-// Edits of logits that the buffers hold: those of any one row, and of many rows with few. A draw
-// with more is made in groups of rows.
-constexpr int64_t kAdjustmentsMin = 65536;
+// Edits of logits that the buffers hold: those of any one row, and those of many rows with a part
+// of the vocabulary each, up to this. A draw with more is made in groups of rows.
+constexpr int64_t kAdjustmentsMax = 65536;
 
 using Clock = std::chrono::steady_clock;
 
@@ -329,7 +329,7 @@ StepSizes Engine::State::capacity() const {
           .draw_rows = requests,
           .mha_entries = entries,
           .mha_bounds = entries + chunks + 2,
-          .adjustments = std::max(vocab, std::min(kAdjustmentsMin, requests * vocab))};
+          .adjustments = std::max(vocab, std::min(kAdjustmentsMax, requests * vocab / 4))};
 }
 
 // `requests` sequences that share `rows` rows and `num_keys` tokens, both as evenly as they go.

@@ -1,0 +1,392 @@
+// The engine on a GPU: graphs against eager launches, answers against the CPU's, and what a step
+// may not do. Skipped, with the reason, where there is no GPU.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/nano.h"
+#include "engine/recorder.h"
+#include "lacuna/engine.h"
+#include "ops/backend.h"
+
+namespace lacuna {
+namespace {
+
+class GpuEngine : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const ContextState& state = context_.state();
+    if (std::none_of(state.devices.begin(), state.devices.end(), [](const DeviceInfo& device) {
+          return device.device.kind == DeviceKind::kCuda;
+        })) {
+      GTEST_SKIP() << "no GPU: " << state.cuda_status;
+    }
+    for (const Backend* backend : state.backends) {
+      if (backend->device_kind == DeviceKind::kCuda) {
+        runtime_ = backend->runtime;
+      }
+    }
+  }
+
+  static EngineOptions gpu_options(int64_t sequences) {
+    EngineOptions options = nano_options();
+    options.device = "cuda";
+    options.dtype = DType::kBFloat16;
+    options.max_num_seqs = sequences;
+    options.max_num_batched_tokens = 512;
+    return options;
+  }
+
+  std::unique_ptr<Engine> make(const EngineOptions& options) {
+    return make_engine(options, context_);
+  }
+
+  const Context context_ = one_thread();
+  const Runtime* runtime_ = nullptr;
+};
+
+// Facts, a question about one of them, and what is asked for.
+std::string question(int which, int num_facts, std::string* answer = nullptr) {
+  std::string text;
+  const int asked = num_facts / 3;
+  for (int i = 0; i < num_facts; ++i) {
+    const int n = (which * 31 + i * 7) % 676;
+    const std::string value = std::to_string(10 + (which * 13 + i * 17) % 90);
+    text += {static_cast<char>('a' + n / 26), static_cast<char>('a' + n % 26), 'x', '='};
+    text += value + ";\n";
+    if (i == asked && answer != nullptr) {
+      *answer = value;
+    }
+  }
+  const int n = (which * 31 + asked * 7) % 676;
+  return text + '?' + static_cast<char>('a' + n / 26) + static_cast<char>('a' + n % 26) + "x:";
+}
+
+Request request_of(int which, int num_facts, int64_t max_tokens) {
+  Request request;
+  request.prompt = ids_of(question(which, num_facts));
+  request.sampling.max_tokens = max_tokens;
+  request.sampling.ignore_eos = true;
+  request.sampling.seed = static_cast<uint64_t>(which);
+  request.sampling.temperature = which % 3 == 1 ? 0.8 : 0;
+  request.sampling.top_p = which % 3 == 1 ? 0.9 : 1;
+  return request;
+}
+
+struct Tokens {
+  std::map<int64_t, std::vector<int32_t>> ids;
+  std::map<int64_t, std::vector<float>> logprobs;
+};
+
+Tokens drain(Engine& engine) {
+  Tokens tokens;
+  while (engine.has_work()) {
+    const auto events = engine.step();
+    EXPECT_TRUE(events.ok()) << events.status().message();
+    if (!events.ok()) {
+      break;
+    }
+    for (const TokenEvent& event : *events) {
+      if (event.token_id >= 0) {
+        tokens.ids[event.request_id].push_back(event.token_id);
+        tokens.logprobs[event.request_id].push_back(event.logprob);
+      }
+    }
+  }
+  return tokens;
+}
+
+// Requests of many lengths that come and go: batches of every size up to `sequences`.
+Tokens churn(Engine& engine, int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  for (int i = 0; i < count; ++i) {
+    const int facts = 1 + static_cast<int>(random() % 60);
+    const int64_t tokens = 1 + static_cast<int64_t>(random() % 40);
+    EXPECT_TRUE(engine.submit(request_of(i, facts, tokens)).ok());
+  }
+  return drain(engine);
+}
+
+TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
+  EngineOptions options = gpu_options(13);
+  const auto graphs = make(options);
+  options.enforce_eager = true;
+  const auto eager = make(options);
+  ASSERT_TRUE(graphs != nullptr && eager != nullptr);
+  EXPECT_GT(graphs->info().num_graphs, 0);
+  EXPECT_EQ(eager->info().num_graphs, 0);
+  const Tokens want = churn(*eager, 48, 7);
+  const Tokens got = churn(*graphs, 48, 7);
+  EXPECT_EQ(got.ids, want.ids);
+  EXPECT_EQ(got.logprobs, want.logprobs);
+  const EngineCounters counters = graphs->counters();
+  EXPECT_GT(counters.graph_steps, 20);
+  EXPECT_GT(counters.padded_rows, 0);
+  EXPECT_EQ(counters.eager_steps.count("enforced"), 0u);
+  EXPECT_EQ(eager->counters().graph_steps, 0);
+  EXPECT_EQ(eager->counters().eager_steps["enforced"], counters.graph_steps);
+  // The same again: the caches hold other bytes by now.
+  EXPECT_EQ(churn(*graphs, 48, 7).logprobs.size(), want.logprobs.size());
+}
+
+TEST_F(GpuEngine, RepeatedRunsGiveTheSameBits) {
+  EngineOptions options = gpu_options(8);
+  options.enable_prefix_caching = false;
+  const auto engine = make(options);
+  ASSERT_NE(engine, nullptr);
+  const auto values = [](const Tokens& tokens) {
+    std::vector<std::vector<float>> lists;
+    for (const auto& [id, list] : tokens.logprobs) {
+      lists.push_back(list);
+    }
+    return lists;
+  };
+  const auto first = values(churn(*engine, 24, 3));
+  EXPECT_EQ(values(churn(*engine, 24, 3)), first);
+}
+
+// bf16 rounds, and near-ties fall either way: tokens are compared up to the first that differs, and
+// there the CPU's own token must have been nearly as likely on the GPU.
+TEST_F(GpuEngine, TokensAreTheCpusUpToNearTies) {
+  EngineOptions options = gpu_options(8);
+  options.max_model_len = 2048;
+  const auto gpu = make(options);
+  options.device = "cpu";
+  const auto cpu = make(options);
+  ASSERT_TRUE(gpu != nullptr && cpu != nullptr);
+  int64_t same = 0;
+  int64_t total = 0;
+  for (int which = 0; which < 24; ++which) {
+    Request request = request_of(which, 4 + 7 * which, 16);
+    request.sampling.temperature = 0;
+    request.sampling.top_p = 1;
+    request.sampling.top_logprobs = 5;
+    const Answer want = run(*cpu, request);
+    const Answer got = run(*gpu, request);
+    ASSERT_EQ(got.tokens.size(), want.tokens.size());
+    for (size_t i = 0; i < want.tokens.size(); ++i) {
+      ++total;
+      if (got.tokens[i] == want.tokens[i]) {
+        ++same;
+        EXPECT_NEAR(got.logprobs[i], want.logprobs[i], 0.1) << "prompt " << which << " token " << i;
+        continue;
+      }
+      std::vector<TokenLogprob> top;
+      size_t at = 0;
+      for (const TokenEvent& event : got.events) {
+        if (event.token_id >= 0 && at++ == i) {
+          top = event.top_logprobs;
+        }
+      }
+      const auto found = std::find_if(top.begin(), top.end(), [&](const TokenLogprob& token) {
+        return token.token_id == want.tokens[i];
+      });
+      std::printf("prompt %d token %zu: GPU %d, CPU %d\n", which, i, got.tokens[i], want.tokens[i]);
+      ASSERT_NE(found, top.end()) << "prompt " << which << " token " << i;
+      EXPECT_NEAR(found->logprob, got.logprobs[i], 0.1) << "prompt " << which << " token " << i;
+      total += static_cast<int64_t>(want.tokens.size() - i) - 1;
+      break;
+    }
+  }
+  std::printf("%lld of %lld tokens are the CPU's\n", static_cast<long long>(same),
+              static_cast<long long>(total));
+  EXPECT_GE(same * 20, total * 19);
+}
+
+TEST_F(GpuEngine, FactsAreRecalledInACrowd) {
+  const auto engine = make(gpu_options(16));
+  ASSERT_NE(engine, nullptr);
+  std::map<int64_t, std::string> expected;
+  std::map<int64_t, std::string> text;
+  for (int which = 0; which < 32; ++which) {
+    std::string answer;
+    Request request;
+    request.prompt = ids_of(question(which, 10 + 3 * which, &answer));
+    request.sampling.max_tokens = 8;
+    request.sampling.stop = {"\n"};
+    const auto id = engine->submit(std::move(request));
+    ASSERT_TRUE(id.ok());
+    expected[*id] = answer;
+  }
+  while (engine->has_work()) {
+    const auto events = engine->step();
+    ASSERT_TRUE(events.ok()) << events.status().message();
+    for (const TokenEvent& event : *events) {
+      text[event.request_id] += event.text;
+    }
+  }
+  EXPECT_EQ(text, expected);
+  EXPECT_EQ(engine->counters().blocks_used, 0);
+}
+
+// Every value that the layers compute, in f32: the GPU against the CPU on one prompt.
+TEST_F(GpuEngine, LayersAgreeWithTheCpusInFloat32) {
+  std::map<std::string, RecordedTensor> want;
+  for (const char* device : {"cpu", "cuda"}) {
+    EngineOptions options = gpu_options(1);
+    options.device = device;
+    options.dtype = DType::kFloat32;
+    const auto engine = make(options);
+    ASSERT_NE(engine, nullptr);
+    Recorder recorder;
+    engine->set_tap(recorder.tap());
+    run(*engine, request_of(3, 40, 4));
+    if (want.empty()) {
+      want = recorder.tensors();
+      continue;
+    }
+    ASSERT_EQ(recorder.tensors().size(), want.size());
+    for (const auto& [name, tensor] : want) {
+      const RecordedTensor* got = recorder.find(name);
+      ASSERT_NE(got, nullptr) << name;
+      if (tensor.integers) {
+        ASSERT_EQ(got->ints.size(), tensor.ints.size()) << name;
+        const int64_t different = static_cast<int64_t>(
+            std::inner_product(tensor.ints.begin(), tensor.ints.end(), got->ints.begin(), 0,
+                               std::plus<>(), [](int32_t a, int32_t b) { return a == b ? 0 : 1; }));
+        EXPECT_LE(different * 1000, static_cast<int64_t>(tensor.ints.size())) << name;
+        continue;
+      }
+      ASSERT_EQ(got->floats.size(), tensor.floats.size()) << name;
+      double difference = 0;
+      double size = 0;
+      for (size_t i = 0; i < tensor.floats.size(); ++i) {
+        difference += std::pow(double{got->floats[i]} - tensor.floats[i], 2);
+        size += std::pow(double{tensor.floats[i]}, 2);
+      }
+      EXPECT_LE(std::sqrt(difference), 1e-3 * std::sqrt(size)) << name;
+    }
+  }
+}
+
+// Counts the modules that the driver loads, through CUPTI where it is installed.
+class ModuleLoads {
+ public:
+  ModuleLoads() {
+    for (const char* name :
+         {"libcupti.so", "libcupti.so.13", "libcupti.so.12", "/usr/local/cuda/lib64/libcupti.so",
+          "/usr/local/cuda/extras/CUPTI/lib64/libcupti.so"}) {
+      library_ = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+      if (library_ != nullptr) {
+        break;
+      }
+    }
+    if (library_ == nullptr) {
+      return;
+    }
+    using Subscribe = int (*)(void**, void (*)(void*, int, uint32_t, const void*), void*);
+    using Enable = int (*)(uint32_t, void*, int, uint32_t);
+    const auto subscribe = reinterpret_cast<Subscribe>(dlsym(library_, "cuptiSubscribe"));
+    const auto enable = reinterpret_cast<Enable>(dlsym(library_, "cuptiEnableCallback"));
+    if (subscribe == nullptr || enable == nullptr) {
+      return;
+    }
+    counts_ = subscribe(&subscriber_, on_event, nullptr) == 0 &&
+              enable(1, subscriber_, kResourceDomain, kModuleLoaded) == 0;
+  }
+  ~ModuleLoads() {
+    if (subscriber_ != nullptr) {
+      reinterpret_cast<int (*)(void*)>(dlsym(library_, "cuptiUnsubscribe"))(subscriber_);
+    }
+  }
+  bool counts() const { return counts_; }
+  static int64_t count() { return num_loads; }
+
+ private:
+  // CUPTI_CB_DOMAIN_RESOURCE and CUPTI_CBID_RESOURCE_MODULE_LOADED of cupti_callbacks.h.
+  static constexpr int kResourceDomain = 3;
+  static constexpr uint32_t kModuleLoaded = 6;
+  static void on_event(void*, int, uint32_t, const void*) { ++num_loads; }
+  static inline std::atomic<int64_t> num_loads{0};
+
+  void* library_ = nullptr;
+  void* subscriber_ = nullptr;
+  bool counts_ = false;
+};
+
+TEST_F(GpuEngine, AThousandStepsAllocateWaitForAndLoadNothing) {
+  const ModuleLoads loads;
+  EngineOptions options = gpu_options(32);
+  options.check_sync = true;
+  const auto engine = make(options);
+  ASSERT_NE(engine, nullptr);
+  if (loads.counts()) {
+    EXPECT_GT(ModuleLoads::count(), 0) << "the counter does not count";
+  }
+  const int64_t loads_before = ModuleLoads::count();
+  const RuntimeCounters before = runtime_->counters();
+  std::mt19937 random(11);
+  int which = 0;
+  int64_t events = 0;
+  while (engine->counters().steps < 1000) {
+    // Batches of every size, and prompts that arrive while others decode.
+    if (!engine->has_work() || random() % 4 == 0) {
+      for (uint32_t i = random() % 8; i < 8; ++i) {
+        ASSERT_TRUE(engine
+                        ->submit(request_of(which++, 1 + static_cast<int>(random() % 60),
+                                            1 + static_cast<int64_t>(random() % 60)))
+                        .ok());
+      }
+    }
+    const auto step = engine->step();
+    ASSERT_TRUE(step.ok()) << step.status().message();
+    events += static_cast<int64_t>(step->size());
+  }
+  const RuntimeCounters after = runtime_->counters();
+  EXPECT_GT(events, 1000);
+  EXPECT_EQ(after.allocations, before.allocations);
+  EXPECT_EQ(after.synchronizations, before.synchronizations);
+  EXPECT_GT(after.graph_launches - before.graph_launches, 300);
+  EXPECT_EQ(engine->counters().device_waits, 0);
+  std::string reasons;
+  for (const auto& [reason, count] : engine->counters().eager_steps) {
+    reasons += " " + reason + " " + std::to_string(count);
+  }
+  std::printf("graphs %lld, eager:%s, padded rows %lld, ahead %lld\n",
+              static_cast<long long>(engine->counters().graph_steps), reasons.c_str(),
+              static_cast<long long>(engine->counters().padded_rows),
+              static_cast<long long>(engine->counters().ahead_steps));
+  if (loads.counts()) {
+    EXPECT_EQ(ModuleLoads::count(), loads_before);
+  } else {
+    std::printf("libcupti was not found: module loads were not counted\n");
+  }
+}
+
+TEST_F(GpuEngine, DecodeKeepsTheGpuBusy) {
+  EngineOptions options = gpu_options(64);
+  const auto engine = make(options);
+  ASSERT_NE(engine, nullptr);
+  for (int which = 0; which < 64; ++which) {
+    ASSERT_TRUE(engine->submit(request_of(which, 30, 200)).ok());
+  }
+  // Until everybody decodes, and a little more.
+  while (engine->counters().generated_tokens < 64 * 8) {
+    ASSERT_TRUE(engine->step().ok());
+  }
+  const EngineCounters before = engine->counters();
+  for (int step = 0; step < 100; ++step) {
+    ASSERT_TRUE(engine->step().ok());
+  }
+  const EngineCounters after = engine->counters();
+  const int64_t steps = after.graph_steps - before.graph_steps;
+  EXPECT_EQ(steps, 100);
+  const double busy =
+      (after.device_seconds - before.device_seconds) / (after.step_seconds - before.step_seconds);
+  std::printf("batch 64: step %.3f ms, GPU busy %.1f %%\n",
+              1e3 * (after.step_seconds - before.step_seconds) / 100, 100 * busy);
+  EXPECT_GE(busy, 0.85);
+}
+
+}  // namespace
+}  // namespace lacuna
