@@ -137,6 +137,74 @@ Json summary_ms(const std::vector<double>& seconds) {
   return json;
 }
 
+// What the time of an operation is counted as, side by side.
+constexpr std::array<const char*, 4> kTimeClasses = {"attention", "indexer", "gemm", "other"};
+
+int time_class(std::string_view op) {
+  constexpr std::string_view kAttention[] = {"sparse_mla", "build_schedule", "mha",
+                                             "build_mask", "merge_states",   "rescale_by_lse",
+                                             "append_kv",  "gather_kv"};
+  constexpr std::string_view kIndexer[] = {"index_logits", "top_k", "select_keys",
+                                           "translate_indices", "append_index_keys"};
+  constexpr std::string_view kGemm[] = {"linear", "head_linear", "moe_experts"};
+  const auto has = [&](const auto& list) {
+    return std::find(std::begin(list), std::end(list), op) != std::end(list);
+  };
+  return has(kAttention) ? 0 : has(kIndexer) ? 1 : has(kGemm) ? 2 : 3;
+}
+
+// Where the time of the steps went, by kind of work, when it was measured.
+void print_classes(const EngineCounters& before, const EngineCounters& after, int64_t steps,
+                   Json* json) {
+  std::array<double, kTimeClasses.size()> seconds = {};
+  double total = 0;
+  for (const auto& [op, spent] : after.op_seconds) {
+    const auto found = before.op_seconds.find(op);
+    const double since = spent - (found == before.op_seconds.end() ? 0 : found->second);
+    seconds[time_class(op)] += since;
+    total += since;
+  }
+  if (total <= 0 || steps <= 0) {
+    return;
+  }
+  std::string text;
+  for (size_t i = 0; i < kTimeClasses.size(); ++i) {
+    const double ms = 1e3 * seconds[i] / static_cast<double>(steps);
+    (*json)["step_ms_by_class"][kTimeClasses[i]] = ms;
+    text += fmt::format("{}{} {:.3f} ms ({:.0f} %)", i == 0 ? "" : ", ", kTimeClasses[i], ms,
+                        100 * seconds[i] / total);
+  }
+  fmt::print("  a step: {}\n", text);
+}
+
+// What ran on a GPU how.
+void print_device(const EngineCounters& before, const EngineCounters& after, Json* json) {
+  const int64_t graphs = after.graph_steps - before.graph_steps;
+  Json eager = Json::object();
+  std::string text;
+  for (const auto& [reason, count] : after.eager_steps) {
+    const auto found = before.eager_steps.find(reason);
+    const int64_t since = count - (found == before.eager_steps.end() ? 0 : found->second);
+    if (since > 0) {
+      eager[reason] = since;
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", since, reason);
+    }
+  }
+  if (graphs == 0 && eager.empty()) {
+    return;
+  }
+  const double device = after.device_seconds - before.device_seconds;
+  const double steps = after.step_seconds - before.step_seconds;
+  const double busy = steps > 0 ? 100 * device / steps : 0;
+  (*json)["graph_steps"] = graphs;
+  (*json)["eager_steps"] = eager;
+  (*json)["padded_rows"] = after.padded_rows - before.padded_rows;
+  (*json)["ahead_steps"] = after.ahead_steps - before.ahead_steps;
+  (*json)["device_busy_percent"] = busy;
+  fmt::print("  GPU busy {:.1f} % of the steps; {} graph steps, eager: {}; {} launched ahead\n",
+             busy, graphs, text.empty() ? "none" : text, after.ahead_steps - before.ahead_steps);
+}
+
 // What the engine counted between two moments, printed and as JSON.
 Json engine_json(const EngineCounters& before, const EngineCounters& after) {
   Json json;
@@ -151,6 +219,8 @@ Json engine_json(const EngineCounters& before, const EngineCounters& after) {
   json["prefix_hits"] = after.prefix_hits - before.prefix_hits;
   fmt::print("  {} steps of {:.3f} ms; scheduler {:.2f} % of them; {} preemptions\n", steps,
              json["step_ms_mean"].get<double>(), share, json["preemptions"].get<int64_t>());
+  print_device(before, after, &json);
+  print_classes(before, after, steps, &json);
   struct Kernel {
     double seconds;
     int64_t calls;

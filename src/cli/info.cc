@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -62,6 +63,11 @@ Result<SparseMlaArgs> shape_to_explain(const InfoFlags& flags) {
       .kernel = flags.kernel};
 }
 
+// Why no device of this machine runs a backend.
+std::string unavailable(const ContextState& state) {
+  return state.cuda_status.empty() ? "no device of its kind" : state.cuda_status;
+}
+
 Result<int> info(const InfoFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
   const ContextState& state = context.state();
@@ -80,13 +86,29 @@ Result<int> info(const InfoFlags& flags) {
     return explanation.status.ok() ? 0 : 1;
   }
   fmt::print("lacuna {}\n\ndevices\n", LACUNA_VERSION);
+  bool has_gpu = false;
   for (const DeviceInfo& device : state.devices) {
-    fmt::print("  {:<8} {}, {:.1f} GB, {} threads, {}\n", device_text(device.device), device.name,
-               device.memory_bytes / 1e9, device.num_threads, device.isa);
+    fmt::print("  {:<8} {}, {:.1f} GB, ", device_text(device.device), device.name,
+               device.memory_bytes / 1e9);
+    if (device.device.kind == DeviceKind::kCpu) {
+      fmt::print("{} threads, {}\n", device.num_threads, device.isa);
+      continue;
+    }
+    has_gpu = true;
+    fmt::print("compute capability {}.{}, {} SMs, {} KB of shared memory a block, {} MB of L2\n",
+               device.compute_capability / 10, device.compute_capability % 10, device.sm_count,
+               device.smem_optin_bytes / 1024, device.l2_bytes / (1 << 20));
+  }
+  if (!state.cuda_status.empty()) {
+    fmt::print("  {}: {}\n", has_gpu ? "of the other GPUs" : "no GPU", state.cuda_status);
   }
   fmt::print("\nbackends, in dispatch order\n");
   for (const Backend* backend : state.backends) {
-    fmt::print("  {}\n", backend->name);
+    const bool runs =
+        std::any_of(state.devices.begin(), state.devices.end(), [&](const DeviceInfo& device) {
+          return device.device.kind == backend->device_kind && backend->available(device);
+        });
+    fmt::print("  {:<8} {}\n", backend->name, runs ? "" : "cannot run here: " + unavailable(state));
   }
   fmt::print("\nkernels by operation, in dispatch order\n");
   for_each_op(AllOps{}, [&]<class Args>(Args*) {

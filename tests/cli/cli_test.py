@@ -149,9 +149,14 @@ class GoodPaths(CliTest):
 
     def test_info(self):
         out = self.good("info").out
-        for part in ("devices", "cpu ", "sparse_mla         cpu/sparse_mla", "select_keys",
-                     "model that ships: ", "dsa-nano"):
+        for part in ("devices", "cpu ", "select_keys", "model that ships: ", "dsa-nano"):
             self.assertIn(part, out)
+        self.assertRegex(out, r"sparse_mla +(cuda/\S+, )*cpu/sparse_mla")
+        # Without a GPU: why, and that the GPU's kernels, where they are built, cannot run.
+        if "cuda:0" not in out:
+            self.assertRegex(out, r"no GPU: \S+")
+            if "cuda/sparse_mla" in out:
+                self.assertRegex(out, r"cuda +cannot run here: \S+")
 
     def test_explain(self):
         self.assertEqual(self.good("info", "--explain").out,
