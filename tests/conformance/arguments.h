@@ -67,9 +67,8 @@ class ArgumentFuzz {
       view.shape[view.rank] = 1;
       view.strides[view.rank++] = 1;
     });
-    expect_error(name + " on another device", "cuda:0", [&](Args* args) {
-      get(args).device = {DeviceKind::kCuda, 0};
-    });
+    expect_error(name + " on another device", "cuda:0",
+                 [&](Args* args) { get(args).device = other_device(); });
     for (int d = 0; d < original.rank; ++d) {
       change("with a negative extent", [d](auto& view) { view.shape[d] = -1; });
       if ((rule.fixed_dims >> d) & 1u) {
@@ -114,9 +113,8 @@ class ArgumentFuzz {
       kv.block_stride_bytes = kv.row_bytes * kv.block_size;
     });
     change("misaligned", [](KvCacheView& kv) { kv.data = static_cast<char*>(kv.data) + 1; });
-    expect_error(name + " on another device", "cuda:0", [&](Args* args) {
-      (args->*member).device = {DeviceKind::kCuda, 0};
-    });
+    expect_error(name + " on another device", "cuda:0",
+                 [&](Args* args) { (args->*member).device = other_device(); });
   }
 
   // What every operation has: a forced kernel that is not there, and a workspace that is not one.
@@ -137,6 +135,12 @@ class ArgumentFuzz {
   }
 
  private:
+  // Messages then name cuda:0, as the one that was given or as the one that was expected.
+  Device other_device() const {
+    return buffers_->where().device.kind == DeviceKind::kCpu ? Device{DeviceKind::kCuda, 0}
+                                                             : Device{};
+  }
+
   Launch launch() const {
     return {.workspace = workspace_.data(), .workspace_bytes = workspace_.size_bytes() - 8};
   }

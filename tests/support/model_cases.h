@@ -1,5 +1,6 @@
-// Named cases of the engine's own operations, and the problems they describe. The matrix products
-// are in model_product_cases.cc, sampling in model_sample_cases.cc, the rest in model_cases.cc.
+// Named cases of the engine's own operations, and the problems they describe. Those of the matrix
+// products are made in model_product_cases.cc, of logits in model_logit_cases.cc, of the rest in
+// model_cases.cc.
 #pragma once
 
 #include <cstdint>
@@ -120,6 +121,314 @@ class MoeExpertsProblem {
   MoeExpertsCase case_;
   // What the arguments' span points at.
   std::vector<ExpertWeights> host_experts_, device_experts_;
+};
+
+// ----------------------------------------------------------------------------------------- rows
+
+// `gap`, everywhere: elements before the first and between rows; 0 is contiguous, 8 keeps 16 bytes
+// of alignment, 3 keeps none.
+
+struct EmbeddingCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t width = 64;
+  DType table = DType::kBFloat16;
+  int64_t gap = 0;
+  bool no_rows = false;
+};
+
+std::vector<EmbeddingCase> embedding_cases();
+
+class EmbeddingProblem {
+ public:
+  using Args = EmbeddingArgs;
+  EmbeddingProblem(const EmbeddingCase& test_case, const TestDevice& where);
+
+  const EmbeddingCase& test_case() const { return case_; }
+  EmbeddingArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor ids, table, out;
+
+ private:
+  EmbeddingCase case_;
+};
+
+// RMSNorm and LayerNorm.
+struct NormCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t width = 64;
+  DType weight = DType::kBFloat16;
+  DType out = DType::kBFloat16;
+  int64_t gap = 0;
+  bool add = false;  // RMSNorm only
+  float mean = 0;
+  float scale = 1;  // of x
+  double eps = 1e-6;
+};
+
+std::vector<NormCase> rms_norm_cases();
+
+class RmsNormProblem {
+ public:
+  using Args = RmsNormArgs;
+  RmsNormProblem(const NormCase& test_case, const TestDevice& where);
+
+  const NormCase& test_case() const { return case_; }
+  RmsNormArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor x, add, weight, out;
+
+ private:
+  NormCase case_;
+};
+
+std::vector<NormCase> layer_norm_cases();
+
+class LayerNormProblem {
+ public:
+  using Args = LayerNormArgs;
+  LayerNormProblem(const NormCase& test_case, const TestDevice& where);
+
+  const NormCase& test_case() const { return case_; }
+  LayerNormArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor x, weight, bias, out;
+
+ private:
+  NormCase case_;
+};
+
+struct SiluMulCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t width = 64;
+  DType out = DType::kBFloat16;
+  int64_t gap = 0;
+};
+
+std::vector<SiluMulCase> silu_mul_cases();
+
+class SiluMulProblem {
+ public:
+  using Args = SiluMulArgs;
+  SiluMulProblem(const SiluMulCase& test_case, const TestDevice& where);
+
+  const SiluMulCase& test_case() const { return case_; }
+  SiluMulArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor gate, up, out;
+
+ private:
+  SiluMulCase case_;
+};
+
+struct AddCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t width = 64;
+  int64_t gap = 0;
+};
+
+std::vector<AddCase> add_cases();
+
+class AddProblem {
+ public:
+  using Args = AddArgs;
+  AddProblem(const AddCase& test_case, const TestDevice& where);
+
+  const AddCase& test_case() const { return case_; }
+  AddArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor x, out;
+
+ private:
+  AddCase case_;
+};
+
+struct RopeCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t heads = 3;
+  int64_t width = 64;
+  int64_t pairs = 32;
+  int64_t offset = 0;
+  bool interleaved = false;
+  DType out = DType::kFloat32;
+  bool in_place = false;
+  int64_t gap = 0;
+};
+
+std::vector<RopeCase> rope_cases();
+
+class RopeProblem {
+ public:
+  using Args = RopeArgs;
+  RopeProblem(const RopeCase& test_case, const TestDevice& where);
+
+  const RopeCase& test_case() const { return case_; }
+  RopeArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor x, positions, cos_table, sin_table, out;
+
+ private:
+  RopeCase case_;
+};
+
+// -------------------------------------------------------------------------------------- routing
+
+struct MoeRouteCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t experts = 8;
+  int64_t chosen = 2;
+  int num_groups = 1;
+  int groups_kept = 1;
+  bool normalize = true;
+  bool ties = false;  // few distinct choices
+  int64_t gap = 0;
+};
+
+std::vector<MoeRouteCase> moe_route_cases();
+
+class MoeRouteProblem {
+ public:
+  using Args = MoeRouteArgs;
+  MoeRouteProblem(const MoeRouteCase& test_case, const TestDevice& where);
+
+  const MoeRouteCase& test_case() const { return case_; }
+  MoeRouteArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor logits, bias, ids, weights;
+
+ private:
+  MoeRouteCase case_;
+};
+
+// -------------------------------------------------------------------------------------- logits
+
+struct AdjustLogitsCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t vocabulary = 50;
+  int64_t entries = 20;
+  bool restore = false;
+  int64_t gap = 0;
+};
+
+std::vector<AdjustLogitsCase> adjust_logits_cases();
+
+class AdjustLogitsProblem {
+ public:
+  using Args = AdjustLogitsArgs;
+  AdjustLogitsProblem(const AdjustLogitsCase& test_case, const TestDevice& where);
+
+  const AdjustLogitsCase& test_case() const { return case_; }
+  AdjustLogitsArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor logits, rows, ids, repetition, add, saved;
+
+ private:
+  AdjustLogitsCase case_;
+};
+
+// What a row of logits looks like.
+enum class LogitShape {
+  kBell,
+  kIntegers,  // many ties
+  kFlat,      // within a thousandth
+  kPeaked,    // one token has nearly all of the mass
+  kHoles,     // some are NaN and some -inf
+  kInfinite,  // some are +inf
+  kNothing,   // all are NaN or -inf
+};
+
+struct TokenLogprobsCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 3;
+  int64_t vocabulary = 50;
+  LogitShape shape = LogitShape::kBell;
+  int64_t gap = 0;
+};
+
+std::vector<TokenLogprobsCase> token_logprobs_cases();
+
+class TokenLogprobsProblem {
+ public:
+  using Args = TokenLogprobsArgs;
+  TokenLogprobsProblem(const TokenLogprobsCase& test_case, const TestDevice& where);
+
+  const TokenLogprobsCase& test_case() const { return case_; }
+  TokenLogprobsArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor logits, ids, out;
+
+ private:
+  TokenLogprobsCase case_;
+};
+
+// How one token is drawn.
+struct SampleRow {
+  float temperature = 1;
+  int32_t top_k = 0;
+  float top_p = 1;
+  float min_p = 0;
+  float uniform = 0;
+};
+
+struct SampleCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t vocabulary = 50;
+  LogitShape shape = LogitShape::kBell;
+  // One a row; each uniform is drawn anew.
+  std::vector<SampleRow> rows = {};
+  bool same_logits = false;  // in every row
+  bool logprobs = true;
+  int64_t gap = 0;
+};
+
+std::vector<SampleCase> sample_cases();
+
+class SampleProblem {
+ public:
+  using Args = SampleArgs;
+  SampleProblem(const SampleCase& test_case, const TestDevice& where);
+
+  const SampleCase& test_case() const { return case_; }
+  SampleArgs args(Side side) const;
+  std::string verify();
+
+  BufferSet buffers;
+  TestTensor logits, temperature, top_k, top_p, min_p, uniform, ids, logprobs;
+
+ private:
+  SampleCase case_;
 };
 
 }  // namespace lacuna::testing
