@@ -419,8 +419,16 @@ SparseMlaProblem::SparseMlaProblem(const SparseMlaCase& test_case, const TestDev
     max_logits = buffers.tensor("max_logits", Role::kOutput, DType::kFloat32, {c.rows, c.heads},
                                 {.strides = lse_strides});
   }
-  scales_[0] = c.latent_scale;
-  scales_[1] = c.rope_scale;
+  const auto make_scale = [&](const char* name, float value) {
+    TestTensor scale;
+    if (value != 0) {
+      scale = buffers.tensor(name, Role::kInput, DType::kFloat32, {1});
+      scale.set(value, 0);
+    }
+    return scale;
+  };
+  latent_scale = make_scale("latent_scale", c.latent_scale);
+  rope_scale = make_scale("rope_scale", c.rope_scale);
   cache = buffers.cache("kv", Role::kInput, c.layout,
                         {.num_blocks = (c.tokens + c.block_size - 1) / c.block_size +
                                        static_cast<int64_t>(c.seq_lens.size()),
@@ -564,8 +572,8 @@ SparseMlaArgs SparseMlaProblem::args(Side side) const {
   args.q_nope = q_nope.view(side);
   args.q_rope = q_rope.view(side);
   args.kv = cache.view(side);
-  args.kv.latent_scale = case_.latent_scale != 0 ? &scales_[0] : nullptr;
-  args.kv.rope_scale = case_.rope_scale != 0 ? &scales_[1] : nullptr;
+  args.kv.latent_scale = latent_scale.view(side).as<float>();
+  args.kv.rope_scale = rope_scale.view(side).as<float>();
   args.indices = indices.view(side);
   args.index_kind = case_.seq_lens.empty() ? IndexKind::kRows : IndexKind::kPositions;
   args.block_table = block_table.view(side);

@@ -91,6 +91,7 @@ class SparseMlaProblem {
   BufferSet buffers;
   TestTensor q, q_nope, q_rope, indices, block_table, request_ids, valid_counts, sink;
   TestTensor out, lse, max_logits;
+  TestTensor latent_scale, rope_scale;  // [1], in the cache's memory
   TestCache cache;
 
  private:
@@ -98,7 +99,6 @@ class SparseMlaProblem {
   void make_cache(Random& random);
 
   SparseMlaCase case_;
-  float scales_[2] = {1, 1};
   // Of each query row, the visible tokens: positions or rows, by number.
   int64_t visible(int64_t t) const;
   std::optional<reference::AttentionResult> expected_;

@@ -6,6 +6,10 @@
 namespace lacuna::cuda {
 
 // attention/
+extern const Kernel<SparseMlaArgs> kSparseMla[2];
+extern const Kernel<SparseMlaScheduleArgs> kBuildSchedule;
+extern const Kernel<MergeStatesArgs> kMergeStates;
+extern const Kernel<RescaleByLseArgs> kRescaleByLse;
 extern const Kernel<BuildMaskArgs> kBuildMask;
 // cache/
 extern const Kernel<AppendKvArgs> kAppendKv;

@@ -1,0 +1,105 @@
+// Device side of what the sparse MLA kernels share: which keys a block of threads attends to, where
+// a listed key lies, and how a head's output is finished.
+#pragma once
+
+#include <cfloat>
+#include <cstdint>
+
+#include "backends/cuda/attention/sparse_mla.h"
+#include "backends/cuda/device/element.cuh"
+
+namespace lacuna::cuda {
+
+constexpr float kMinusInfinity = -INFINITY;
+
+// Entries [begin, end) of the list of `row`. Slot -1: the whole row, whose output is final.
+struct SplitTask {
+  int32_t row;
+  int32_t begin;
+  int32_t end;
+  int32_t slot;
+};
+
+// False: this item has nothing to do. Rows, entries and slots fit 32 bits: check_sparse_mla_plan().
+__device__ inline bool find_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
+  const int32_t width = static_cast<int32_t>(p.list_width);
+  if (p.schedule != nullptr) {
+    const int4 header = __ldcg(p.schedule);
+    if (header.x != kBalanced || item >= header.y || header.z != p.num_rows || header.w != width) {
+      return false;
+    }
+    const int4 entry = __ldcg(p.schedule + 1 + item);
+    task = {.row = entry.x, .begin = entry.y, .end = entry.z, .slot = entry.w > 1 ? item : -1};
+    // A schedule comes through the caller's hands.
+    if (task.row < 0 || task.row >= p.num_rows || task.begin < 0 || task.slot >= p.num_slots) {
+      return false;
+    }
+  } else {
+    const int32_t keys_per_split = static_cast<int32_t>(p.keys_per_split);
+    const int32_t split = item % p.num_splits;
+    task = {.row = static_cast<int32_t>(p.first_row) + item / p.num_splits,
+            .begin = split * keys_per_split,
+            .end = split + 1 == p.num_splits ? width : (split + 1) * keys_per_split,
+            .slot = p.num_splits > 1 ? item : -1};
+  }
+  int32_t length = width;
+  if (p.valid_counts) {
+    const int32_t count = p.valid_counts(task.row);
+    length = count < length ? count : length;
+  }
+  task.end = task.end < length ? task.end : length;
+  return true;
+}
+
+// The request of a row of queries; -1: lists hold rows of the cache, or the row has no keys.
+__device__ inline int32_t request_of(const SparseMlaParams& p, int32_t row) {
+  return p.request_ids ? p.request_ids(row) : -1;
+}
+
+// The cached row that an entry of a list names; -1: none.
+__device__ inline int32_t cached_row(const SparseMlaParams& p, int32_t request, int32_t entry) {
+  if (p.request_ids) {
+    return p.positions_to_rows(request, entry);
+  }
+  return entry >= 0 && entry < p.row_bound ? entry : -1;
+}
+
+// What a head's weighted sum is multiplied by, once all its keys are in. With lse and max_logits it
+// is what remains of the softmax.
+__device__ inline float finish_head(const SparseMlaParams& p, int64_t row, int head, float max,
+                                    float sum, bool write) {
+  const bool empty = max == kMinusInfinity;
+  const float lse = empty ? kMinusInfinity : max + logf(sum);
+  if (write) {
+    if (p.lse) {
+      p.lse(row, head) = lse;
+    }
+    if (p.max_logits) {
+      p.max_logits(row, head) = max;
+    }
+  }
+  if (empty) {
+    return 0.0f;
+  }
+  float factor = (p.latent_scale == nullptr ? 1.0f : *p.latent_scale) / sum;
+  if (p.sink) {
+    // exp(lse) / (exp(lse) + exp(sink)); an infinite exponential gives the right limit.
+    factor /= 1.0f + expf(p.sink(head) - lse);
+  }
+  return factor;
+}
+
+__device__ inline void store_out(const SparseMlaParams& p, int64_t at, float value) {
+  switch (p.out_dtype) {
+    case DType::kBFloat16:
+      static_cast<Bf16*>(p.out)[at] = from_float<Bf16>(value);
+      break;
+    case DType::kFloat16:
+      static_cast<Fp16*>(p.out)[at] = from_float<Fp16>(value);
+      break;
+    default:
+      static_cast<float*>(p.out)[at] = value;
+  }
+}
+
+}  // namespace lacuna::cuda

@@ -1,0 +1,142 @@
+// What the sparse MLA kernels share: how rows are cut into splits, what a kernel is told of a call,
+// and the joining of splits. The cut is a function of shapes alone, so that a shape's bits are the
+// same whatever its rows hold.
+#pragma once
+
+#include <vector_types.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/cuda/device/addressing.h"
+#include "backends/cuda/device/strided.h"
+#include "core/workspace.h"
+#include "ops/backend.h"
+
+namespace lacuna::cuda {
+
+// A split is a run of a row's list; a row has at most this many.
+inline constexpr int64_t kSplitsMax = 64;
+// Splits are cut at multiples of this: the tile of every kernel.
+inline constexpr int64_t kSplitKeys = 32;
+// Splits of a prepared schedule are not shorter: schedule_entries() has room for these.
+inline constexpr int64_t kScheduledKeys = 64;
+// Heads that a plan counts as one unit of work: the rows of a tensor core tile.
+inline constexpr int64_t kPlanHeads = 16;
+
+// An entry of a schedule. Entry 0 is the header; the tasks follow, those of rows that are cut
+// first, in order, so that a task's number is the slot of its partial state.
+struct ScheduleHeader {
+  int32_t kind;  // kBalanced or kInvariant
+  int32_t num_tasks;
+  int32_t num_rows;
+  int32_t list_width;
+};
+struct ScheduleTask {
+  int32_t row;
+  int32_t begin;  // entries of the list
+  int32_t end;    // the last split of a row ends at INT32_MAX: wherever the list ends
+  int32_t num_splits;
+};
+static_assert(sizeof(ScheduleHeader) == 16 && sizeof(ScheduleTask) == 16);
+
+// Values that memory which is no schedule hardly holds.
+inline constexpr int32_t kBalanced = 0x4c43'5501;
+inline constexpr int32_t kInvariant = 0x4c43'5502;
+
+// What a plan depends on.
+struct PlanShape {
+  int64_t num_rows;
+  int64_t list_width;
+  int64_t count_max;  // the bound of valid_counts that the host knows; list_width without one
+  int64_t num_heads;
+  int64_t sm_count;
+  bool batch_invariant;
+};
+
+struct SplitPlan {
+  int64_t num_splits;      // of every row
+  int64_t keys_per_split;  // a multiple of kSplitKeys; the last split takes what remains
+  int64_t rows_per_launch;
+};
+
+// `heads_per_block` is the kernel's: how many heads one block of threads serves.
+SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block);
+
+// Blocks of a plan that fill the GPU: what a balanced schedule cuts the keys of a step into.
+int64_t balanced_parts(const PlanShape& shape);
+
+// Tasks that a balanced schedule of this shape has at most, and those of rows that are cut.
+int64_t scheduled_tasks_max(const PlanShape& shape);
+int64_t scheduled_slots_max(const PlanShape& shape);
+
+// Partial states, times heads, that any plan of this shape needs: grows with every extent.
+int64_t partial_heads_max(const PlanShape& shape);
+
+// A call, as kernels receive it.
+struct SparseMlaParams {
+  const void* q_nope;  // of the query's dtype
+  int64_t q_nope_strides[2];
+  const void* q_rope;
+  int64_t q_rope_strides[2];
+  const char* kv;
+  int64_t row_bytes;
+  int64_t row_bound;
+  const float* latent_scale;
+  const float* rope_scale;
+  Strided2<const int32_t> indices;
+  int64_t list_width;
+  Strided1<const int32_t> request_ids;  // null: indices are rows
+  PositionsToRows positions_to_rows;
+  Strided1<const int32_t> valid_counts;
+  float softmax_scale;
+  Strided1<const float> sink;
+  void* out;
+  int64_t out_strides[2];
+  Strided2<float> lse;
+  Strided2<float> max_logits;
+  int32_t num_heads;
+  int32_t latent;
+  int32_t rope;
+  KvFormat kv_format;
+  DType q_dtype;
+  DType out_dtype;
+  int64_t num_rows;
+
+  // The cut: by a schedule, or the same for every row.
+  const int4* schedule;
+  int32_t num_splits;
+  int64_t keys_per_split;
+  int64_t first_row;  // rows of this launch begin here
+  int64_t num_slots;
+  float* partial_out;    // [slots, H, latent], not normalised
+  float2* partial_sums;  // [slots, H]: largest score and sum of weights
+};
+
+// What the two kernels have in common outside of the GPU.
+PlanShape plan_shape(const SparseMlaArgs& args, const DeviceInfo& device);
+int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device);
+// Refuses what does not fit a grid or a schedule.
+Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device,
+                             int64_t heads_per_block);
+
+// Starts an attention kernel of `blocks` blocks of threads: head block blockIdx.x % head_blocks of
+// item blockIdx.x / head_blocks.
+using Attend = Status (*)(const SparseMlaParams& params, const DeviceInfo& device,
+                          const Launch& where, int64_t blocks);
+// Launches `attend`, then the combine kernel, as often as the plan wants.
+Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
+                           int64_t heads_per_block, Attend attend);
+
+// Joins the partial states of `num_items` rows (or of the first tasks of a schedule).
+Status combine_splits(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
+                      int64_t num_items);
+
+// The kernels: tensor cores for the released models' widths, and float32 for everything.
+Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device);
+Status run_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where);
+Status supports_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& device);
+Status run_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& device,
+                           const Launch& where);
+
+}  // namespace lacuna::cuda

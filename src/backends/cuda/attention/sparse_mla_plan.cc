@@ -1,0 +1,235 @@
+// Cuts the rows of a call into splits, carves the workspace, and launches the kernels of a plan.
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "backends/cuda/attention/sparse_mla.h"
+#include "backends/cuda/kernels.h"
+#include "backends/cuda/launch.h"
+
+namespace lacuna::cuda {
+namespace {
+
+// Two blocks an SM: what the shared memory of the tensor core kernel allows on sm_90 and sm_100.
+constexpr int64_t kBlocksPerSm = 2;
+// What a block costs besides its keys (launch, query, first row's latency, partial state), in keys.
+constexpr int64_t kBlockCostKeys = 96;
+// Batch-invariant splits: a row of 2048 keys is 8 blocks.
+constexpr int64_t kInvariantKeys = 256;
+constexpr int64_t kGridXMax = std::numeric_limits<int32_t>::max();
+// Tiles that end beyond a list still count in 32 bits.
+constexpr int64_t kListWidthMax = int64_t{1} << 30;
+
+constexpr int64_t round_up(int64_t count, int64_t tile) { return ceil_div(count, tile) * tile; }
+
+// Products of extents that no memory could hold end here instead of wrapping around.
+constexpr int64_t kExtentMax = int64_t{1} << 56;
+int64_t product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
+}
+
+// Blocks of threads that one wave holds.
+int64_t wave_blocks(const PlanShape& shape) { return kBlocksPerSm * shape.sm_count; }
+
+int64_t head_blocks(const PlanShape& shape, int64_t heads_per_block) {
+  return std::max<int64_t>(1, ceil_div(shape.num_heads, heads_per_block));
+}
+
+// A split's keys so that a list of `keys` has at most kSplitsMax of them.
+int64_t keys_per_split_min(int64_t keys) {
+  return std::max(kSplitKeys, round_up(ceil_div(keys, kSplitsMax), kSplitKeys));
+}
+
+}  // namespace
+
+SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
+  if (shape.batch_invariant) {
+    const int64_t keys = std::max(kInvariantKeys, keys_per_split_min(shape.list_width));
+    const int64_t splits = std::max<int64_t>(1, ceil_div(shape.list_width, keys));
+    // Rows go in groups whose partial states fit the workspace.
+    const int64_t slots = partial_heads_max(shape) / std::max<int64_t>(1, shape.num_heads);
+    return {.num_splits = splits,
+            .keys_per_split = keys,
+            .rows_per_launch = splits == 1 ? shape.num_rows : std::max<int64_t>(1, slots / splits)};
+  }
+  const int64_t keys = std::max<int64_t>(1, std::min(shape.list_width, shape.count_max));
+  const int64_t blocks = product(shape.num_rows, head_blocks(shape, heads_per_block));
+  const int64_t wave = wave_blocks(shape);
+  SplitPlan best = {.num_splits = 1,
+                    .keys_per_split = round_up(keys, kSplitKeys),
+                    .rows_per_launch = shape.num_rows};
+  int64_t best_cost = std::numeric_limits<int64_t>::max();
+  for (int64_t splits = 1; splits <= kSplitsMax; ++splits) {
+    // More than one wave is never worth a cut, so that the partial states have a bound.
+    if (splits > 1 && blocks * splits > wave) {
+      break;
+    }
+    const int64_t keys_per_split =
+        std::max(keys_per_split_min(keys), round_up(ceil_div(keys, splits), kSplitKeys));
+    const int64_t num_splits = ceil_div(keys, keys_per_split);
+    // Waves of blocks; the joining grows with the number of states.
+    const int64_t cost = ceil_div(blocks * num_splits, wave) * (keys_per_split + kBlockCostKeys) +
+                         (num_splits > 1 ? num_splits / 4 : 0);
+    if (cost < best_cost) {
+      best_cost = cost;
+      best.num_splits = num_splits;
+      best.keys_per_split = keys_per_split;
+    }
+  }
+  return best;
+}
+
+int64_t balanced_parts(const PlanShape& shape) {
+  return std::max<int64_t>(1, wave_blocks(shape) / head_blocks(shape, kPlanHeads));
+}
+
+int64_t scheduled_slots_max(const PlanShape& shape) {
+  // A row that is cut has at most twice as many splits as its share of the parts.
+  return std::min(
+      product(shape.num_rows,
+              std::clamp<int64_t>(ceil_div(shape.list_width, kScheduledKeys), 1, kSplitsMax)),
+      2 * balanced_parts(shape));
+}
+
+int64_t scheduled_tasks_max(const PlanShape& shape) {
+  const int64_t per_row =
+      std::clamp<int64_t>(ceil_div(shape.list_width, kScheduledKeys), 1, kSplitsMax);
+  return std::min(product(shape.num_rows, per_row),
+                  std::min(shape.num_rows, kExtentMax) + balanced_parts(shape));
+}
+
+int64_t partial_heads_max(const PlanShape& shape) {
+  const int64_t splits = std::clamp<int64_t>(ceil_div(shape.list_width, kSplitKeys), 1, kSplitsMax);
+  if (splits == 1) {
+    return 0;
+  }
+  // A plan has at most a wave of blocks when it cuts, a schedule at most two; a block serves at
+  // most kPlanHeads heads. One row is cut whatever its number of heads.
+  const int64_t by_rows = product(product(shape.num_rows, splits), shape.num_heads);
+  const int64_t by_wave = std::max(product(2 * wave_blocks(shape), kPlanHeads),
+                                   product(2 * kSplitsMax, shape.num_heads));
+  return std::min(by_rows, by_wave);
+}
+
+PlanShape plan_shape(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const int64_t width = args.indices.shape[1];
+  return {.num_rows = args.out.shape[0],
+          .list_width = width,
+          .count_max = args.valid_count_max < 0 ? width : std::min(width, args.valid_count_max),
+          .num_heads = args.out.shape[1],
+          .sm_count = device.sm_count,
+          .batch_invariant = args.batch_invariant};
+}
+
+int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const int64_t partials = partial_heads_max(plan_shape(args, device));
+  Workspace workspace;
+  workspace.take<float>(product(partials, args.kv.layout.latent));
+  workspace.take<float2>(partials);
+  return workspace.used_bytes();
+}
+
+Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device,
+                             int64_t heads_per_block) {
+  const PlanShape shape = plan_shape(args, device);
+  const bool scheduled = !args.schedule.empty() && !args.batch_invariant;
+  const SplitPlan plan = plan_splits(shape, heads_per_block);
+  const int64_t items =
+      scheduled ? scheduled_tasks_max(shape) : product(shape.num_rows, plan.num_splits);
+  const int64_t blocks = product(items, head_blocks(shape, heads_per_block));
+  if (blocks > kGridXMax || shape.list_width > kListWidthMax) {
+    return unsupported("q: " + std::to_string(shape.num_rows) + " rows of " +
+                       std::to_string(shape.num_heads) + " heads and lists of " +
+                       std::to_string(shape.list_width) +
+                       " are more than one launch holds: give fewer rows a call");
+  }
+  if (scheduled && args.schedule.shape[0] < 1 + items) {
+    return unsupported("schedule has " + std::to_string(args.schedule.shape[0]) +
+                       " entries, needs " + std::to_string(1 + items) +
+                       " (schedule_entries() is always enough)");
+  }
+  return ok_status();
+}
+
+Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
+                           int64_t heads_per_block, Attend attend) {
+  const PlanShape shape = plan_shape(args, device);
+  const KvCacheView& kv = args.kv;
+  const bool split_q = !args.q_nope.empty();
+  const ConstTensorView& q = split_q ? args.q_nope : args.q;
+  SparseMlaParams params = {};
+  params.q_nope = q.data;
+  params.q_rope = split_q
+                      ? args.q_rope.data
+                      : static_cast<const char*>(q.data) + kv.layout.latent * size_bytes(q.dtype);
+  const ConstTensorView& rope = split_q && kv.layout.rope > 0 ? args.q_rope : q;
+  for (int d = 0; d < 2; ++d) {
+    params.q_nope_strides[d] = q.strides[d];
+    params.q_rope_strides[d] = rope.strides[d];
+    params.out_strides[d] = args.out.strides[d];
+  }
+  params.kv = static_cast<const char*>(kv.data);
+  params.row_bytes = kv.row_bytes;
+  params.row_bound = kv.num_rows();
+  params.latent_scale = kv.latent_scale;
+  params.rope_scale = kv.rope_scale;
+  params.indices = strided2<const int32_t>(args.indices);
+  params.list_width = shape.list_width;
+  if (args.index_kind == IndexKind::kPositions) {
+    params.request_ids = strided1<const int32_t>(args.request_ids);
+    params.positions_to_rows =
+        positions_to_rows(args.block_table, kv.num_blocks, kv.block_size, kv.block_stride_rows());
+  }
+  params.valid_counts = strided1<const int32_t>(args.valid_counts);
+  params.softmax_scale = static_cast<float>(args.softmax_scale);
+  params.sink = strided1<const float>(args.sink);
+  params.out = args.out.data;
+  params.lse = strided2<float>(args.lse);
+  params.max_logits = strided2<float>(args.max_logits);
+  params.num_heads = static_cast<int32_t>(shape.num_heads);
+  params.latent = static_cast<int32_t>(kv.layout.latent);
+  params.rope = static_cast<int32_t>(kv.layout.rope);
+  params.kv_format = kv.layout.format;
+  params.q_dtype = q.dtype;
+  params.out_dtype = args.out.dtype;
+  params.num_rows = shape.num_rows;
+  const int64_t partials = partial_heads_max(shape);
+  Workspace workspace(where.workspace, where.workspace_bytes);
+  params.partial_out = workspace.take<float>(product(partials, kv.layout.latent));
+  params.partial_sums = workspace.take<float2>(partials);
+  params.num_slots = partials / shape.num_heads;
+
+  const int64_t blocks_per_item = head_blocks(shape, heads_per_block);
+  if (!args.schedule.empty() && !args.batch_invariant) {
+    params.schedule = static_cast<const int4*>(args.schedule.data);
+    LACUNA_RETURN_IF_ERROR(
+        attend(params, device, where, scheduled_tasks_max(shape) * blocks_per_item));
+    const int64_t slots = scheduled_slots_max(shape);
+    return partials == 0 ? ok_status() : combine_splits(params, device, where, slots);
+  }
+  const SplitPlan plan = plan_splits(shape, heads_per_block);
+  params.num_splits = static_cast<int32_t>(plan.num_splits);
+  params.keys_per_split = plan.keys_per_split;
+  for (int64_t first = 0; first < shape.num_rows; first += plan.rows_per_launch) {
+    const int64_t rows = std::min(plan.rows_per_launch, shape.num_rows - first);
+    params.first_row = first;
+    LACUNA_RETURN_IF_ERROR(attend(params, device, where, rows * plan.num_splits * blocks_per_item));
+    if (plan.num_splits > 1) {
+      LACUNA_RETURN_IF_ERROR(combine_splits(params, device, where, rows));
+    }
+  }
+  return ok_status();
+}
+
+const Kernel<SparseMlaArgs> kSparseMla[2] = {{.name = "cuda/sparse_mla_mma",
+                                              .supports = supports_sparse_mla_mma,
+                                              .workspace_bytes = sparse_mla_workspace_bytes,
+                                              .run = run_sparse_mla_mma},
+                                             {.name = "cuda/sparse_mla_simt",
+                                              .supports = supports_sparse_mla_simt,
+                                              .workspace_bytes = sparse_mla_workspace_bytes,
+                                              .run = run_sparse_mla_simt}};
+
+}  // namespace lacuna::cuda
