@@ -23,6 +23,16 @@ const Backend kBackend = {
     .append_kv = {&kAppendKv, 1},
     .append_index_keys = {&kAppendIndexKeys, 1},
     .gather_kv = {&kGatherKv, 1},
+    .embedding = {&kEmbedding, 1},
+    .rms_norm = {&kRmsNorm, 1},
+    .layer_norm = {&kLayerNorm, 1},
+    .rope = {&kRope, 1},
+    .silu_mul = {&kSiluMul, 1},
+    .moe_route = {&kMoeRoute, 1},
+    .add = {&kAdd, 1},
+    .adjust_logits = {&kAdjustLogits, 1},
+    .sample = {&kSample, 1},
+    .token_logprobs = {&kTokenLogprobs, 1},
     .pick_tokens = {&kPickTokens, 1},
 };
 

@@ -22,6 +22,16 @@ extern const Kernel<TopKArgs> kTopK;
 extern const Kernel<SelectKeysArgs> kSelectKeys;
 
 // model/
+extern const Kernel<EmbeddingArgs> kEmbedding;
+extern const Kernel<RmsNormArgs> kRmsNorm;
+extern const Kernel<LayerNormArgs> kLayerNorm;
+extern const Kernel<RopeArgs> kRope;
+extern const Kernel<SiluMulArgs> kSiluMul;
+extern const Kernel<MoeRouteArgs> kMoeRoute;
+extern const Kernel<AddArgs> kAdd;
+extern const Kernel<AdjustLogitsArgs> kAdjustLogits;
+extern const Kernel<SampleArgs> kSample;
+extern const Kernel<TokenLogprobsArgs> kTokenLogprobs;
 extern const Kernel<PickTokensArgs> kPickTokens;
 
 template <class Args>
