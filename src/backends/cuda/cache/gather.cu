@@ -43,10 +43,14 @@ struct Params {
 // Where the row of an output row lies; null for a row of zeros.
 __device__ const char* find_record(const Params& p, int range, int64_t out_row) {
   const int64_t position = int64_t{p.starts(range)} + (out_row - p.out_starts(range));
+  // A sum of two int32 that are not negative fits 32 bits, and divides quickly.
   if (position < 0) {
     return nullptr;
   }
-  const int64_t column = p.cache.block_of(position);
+  const int64_t column =
+      p.cache.block_size > position
+          ? 0
+          : static_cast<uint32_t>(position) / static_cast<uint32_t>(p.cache.block_size);
   if (column >= p.num_columns) {
     return nullptr;
   }
@@ -90,6 +94,7 @@ __device__ void copy_scaled(const From* from, int count, float scale, bool fours
     }
     return;
   }
+#pragma unroll 2
   for (int i = lane_idx; i < count; i += kWarp) {
     to[i] = from_float<To>(load_float(from[i]) * scale);
   }
