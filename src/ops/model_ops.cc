@@ -14,6 +14,7 @@ namespace {
 constexpr auto kF32 = DType::kFloat32;
 constexpr auto kBf16 = DType::kBFloat16;
 constexpr auto kI32 = DType::kInt32;
+constexpr auto kFp8 = DType::kFloat8E4M3;
 
 using Dims = std::initializer_list<Dim*>;
 using DTypes = std::initializer_list<DType>;
@@ -30,6 +31,22 @@ Status check_contiguous(const ConstTensorView& tensor, const char* name, Dims di
 // One value a row, at any stride.
 Status check_column(const ConstTensorView& tensor, const char* name, Dim& rows, DType dtype) {
   return match(tensor, name).shape({&rows}).dtypes({dtype}).status();
+}
+
+// The scales of an FP8 weight, which others have not.
+Status check_weight_scale(const ConstTensorView& weight, const ConstTensorView& scale,
+                          const char* name) {
+  if (weight.dtype != kFp8) {
+    return scale.empty() ? ok_status()
+                         : invalid_argument(std::string(name) + ": given with a " +
+                                            std::string(dtype_name(weight.dtype)) +
+                                            " weight, expected only with a float8_e4m3 one");
+  }
+  const auto blocks = [&](int dim) {
+    return (weight.shape[dim] + kWeightScaleBlock - 1) / kWeightScaleBlock;
+  };
+  Dim rows("N / 128", blocks(0), "weight"), columns("K / 128", blocks(1), "weight");
+  return check_contiguous(scale, name, {&rows, &columns}, {kF32});
 }
 
 }  // namespace
@@ -102,9 +119,11 @@ bool Op<LinearArgs>::nothing_to_do(const LinearArgs& args) {
 Status Op<LinearArgs>::validate(const LinearArgs& args) {
   Dim rows("T"), in("K"), out("N");
   LACUNA_RETURN_IF_ERROR(check_rows(args.x, "x", {&rows, &in}, {kF32, kBf16}));
-  LACUNA_RETURN_IF_ERROR(check_rows(args.weight, "weight", {&out, &in}, {kF32, kBf16}));
+  LACUNA_RETURN_IF_ERROR(check_rows(args.weight, "weight", {&out, &in}, {kF32, kBf16, kFp8}));
+  LACUNA_RETURN_IF_ERROR(check_weight_scale(args.weight, args.weight_scale, "weight_scale"));
   LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &out}, {kF32, kBf16}));
-  return check_devices(device(args), {{args.x, "x"}, {args.weight, "weight"}});
+  return check_devices(
+      device(args), {{args.x, "x"}, {args.weight, "weight"}, {args.weight_scale, "weight_scale"}});
 }
 
 Device Op<HeadLinearArgs>::device(const HeadLinearArgs& args) { return args.out.device; }
@@ -170,7 +189,7 @@ Status Op<MoeExpertsArgs>::validate(const MoeExpertsArgs& args) {
     return invalid_argument("experts: none given");
   }
   LACUNA_RETURN_IF_ERROR(
-      match(args.experts[0].gate, "experts.gate").dtypes({kF32, kBf16}).status());
+      match(args.experts[0].gate, "experts.gate").dtypes({kF32, kBf16, kFp8}).status());
   const DType dtype = args.experts[0].gate.dtype;
   for (const ExpertWeights& expert : args.experts) {
     LACUNA_RETURN_IF_ERROR(
@@ -178,9 +197,18 @@ Status Op<MoeExpertsArgs>::validate(const MoeExpertsArgs& args) {
     LACUNA_RETURN_IF_ERROR(check_contiguous(expert.up, "experts.up", {&hidden, &width}, {dtype}));
     LACUNA_RETURN_IF_ERROR(
         check_contiguous(expert.down, "experts.down", {&width, &hidden}, {dtype}));
-    LACUNA_RETURN_IF_ERROR(check_devices(
-        device(args),
-        {{expert.gate, "experts.gate"}, {expert.up, "experts.up"}, {expert.down, "experts.down"}}));
+    LACUNA_RETURN_IF_ERROR(
+        check_weight_scale(expert.gate, expert.gate_scale, "experts.gate_scale"));
+    LACUNA_RETURN_IF_ERROR(check_weight_scale(expert.up, expert.up_scale, "experts.up_scale"));
+    LACUNA_RETURN_IF_ERROR(
+        check_weight_scale(expert.down, expert.down_scale, "experts.down_scale"));
+    LACUNA_RETURN_IF_ERROR(
+        check_devices(device(args), {{expert.gate, "experts.gate"},
+                                     {expert.up, "experts.up"},
+                                     {expert.down, "experts.down"},
+                                     {expert.gate_scale, "experts.gate_scale"},
+                                     {expert.up_scale, "experts.up_scale"},
+                                     {expert.down_scale, "experts.down_scale"}}));
   }
   LACUNA_RETURN_IF_ERROR(check_rows(args.out, "out", {&rows, &width}, {kF32}));
   return check_devices(device(args), {{args.x, "x"}, {args.ids, "ids"}, {args.weights, "weights"}});
@@ -262,9 +290,8 @@ Status Op<PickTokensArgs>::validate(const PickTokensArgs& args) {
   LACUNA_RETURN_IF_ERROR(check_column(args.sources, "sources", rows, kI32));
   LACUNA_RETURN_IF_ERROR(check_column(args.drawn, "drawn", drawn, kI32));
   LACUNA_RETURN_IF_ERROR(check_column(args.out, "out", rows, kI32));
-  return check_devices(device(args), {{args.given, "given"},
-                                      {args.sources, "sources"},
-                                      {args.drawn, "drawn"}});
+  return check_devices(device(args),
+                       {{args.given, "given"}, {args.sources, "sources"}, {args.drawn, "drawn"}});
 }
 
 LACUNA_PUBLIC_OP(AddArgs, add)

@@ -27,7 +27,7 @@ extern const Kernel<RmsNormArgs> kRmsNorm;
 extern const Kernel<LayerNormArgs> kLayerNorm;
 extern const Kernel<RopeArgs> kRope;
 extern const Kernel<LinearArgs>
-    kLinear[2];  // few rows: SIMD, weights widened in registers; many rows: oneDNN
+    kLinear[3];  // few rows: SIMD, weights widened in registers; many rows: oneDNN
 extern const Kernel<HeadLinearArgs> kHeadLinear;
 extern const Kernel<SiluMulArgs> kSiluMul;
 extern const Kernel<MoeRouteArgs> kMoeRoute;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "backends/cpu/fp8_weights.h"
 #include "backends/cpu/gemm.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/ranges.h"
@@ -197,19 +198,25 @@ Status head_linear(const HeadLinearArgs& args, const DeviceInfo& device, const L
 
 }  // namespace
 
-const Kernel<LinearArgs> kLinear[2] = {
+const Kernel<LinearArgs> kLinear[3] = {
     {
         .name = "cpu/linear_gemv",
-        .supports = supports_all<LinearArgs>,
+        .supports = refuses_fp8_weight,
         .preferred = has_few_rows,
         .workspace_bytes = linear_workspace<false>,
         .run = linear_gemv,
     },
     {
         .name = "cpu/linear_gemm",
-        .supports = supports_all<LinearArgs>,
+        .supports = refuses_fp8_weight,
         .workspace_bytes = linear_workspace<true>,
         .run = linear_gemm,
+    },
+    {
+        .name = "cpu/linear_fp8",
+        .supports = supports_fp8_weight,
+        .workspace_bytes = linear_fp8_workspace,
+        .run = linear_fp8,
     },
 };
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "backends/cpu/fp8_weights.h"
 #include "backends/cpu/gemm.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/ranges.h"
@@ -184,6 +185,7 @@ struct Shape {
   int64_t hidden;  // F
   int64_t chosen;  // entries a row
   int64_t experts;
+  bool fp8;  // weights
 };
 
 Shape shape_of(const MoeExpertsArgs& args) {
@@ -191,7 +193,8 @@ Shape shape_of(const MoeExpertsArgs& args) {
           .width = args.x.shape[1],
           .hidden = args.experts[0].gate.shape[0],
           .chosen = args.ids.shape[1],
-          .experts = static_cast<int64_t>(args.experts.size())};
+          .experts = static_cast<int64_t>(args.experts.size()),
+          .fp8 = args.experts[0].gate.dtype == DType::kFloat8E4M3};
 }
 
 int64_t chunk_rows(const Shape& shape) {
@@ -221,7 +224,8 @@ int64_t worker_floats(const Shape& shape) {
                          product_scratch(kTileRows, kTileColumns, shape.width);
   const int64_t scatter =
       kTileRows * kTileColumns + product_scratch(kTileRows, kTileColumns, shape.hidden);
-  return std::max(gather, scatter);
+  const int64_t fp8 = shape.fp8 ? kTileColumns * std::max(shape.width, shape.hidden) : 0;
+  return std::max(gather, scatter) + fp8;
 }
 
 Scratch carve(const Shape& shape, const DeviceInfo& device, Workspace workspace) {
@@ -271,10 +275,16 @@ int64_t group_by_expert(const MoeExpertsArgs& args, const Shape& shape, int64_t 
 }
 
 // a [m, k] (f32, contiguous) times rows [column, column + n) of `weight`, transposed.
-Status multiply_panel(const float* a, int64_t m, const ConstTensorView& weight, int64_t column,
-                      int64_t n, float* c, float* scratch) {
-  const ConstTensorView rows = weight.slice(0, column, n);
+Status multiply_panel(const float* a, int64_t m, const ConstTensorView& weight,
+                      const ConstTensorView& scale, int64_t column, int64_t n, float* c,
+                      float* scratch) {
+  ConstTensorView rows = weight.slice(0, column, n);
   const int64_t k = weight.shape[1];
+  if (weight.dtype == DType::kFloat8E4M3) {
+    widen_fp8_rows(weight, scale, column, n, scratch);
+    rows = view_of(static_cast<const float*>(scratch), {n, k});
+    scratch += n * k;
+  }
   return multiply({.m = m,
                    .n = n,
                    .k = k,
@@ -302,8 +312,9 @@ Status compute_hidden(const MoeExpertsArgs& args, const Shape& shape, const Scra
     widen_rows(from.data, from.dtype, 0, 1, shape.width, x + i * shape.width);
   }
   const ExpertWeights& expert = args.experts[tile.expert];
-  LACUNA_RETURN_IF_ERROR(multiply_panel(x, rows, expert.gate, column, n, gate, rest));
-  LACUNA_RETURN_IF_ERROR(multiply_panel(x, rows, expert.up, column, n, up, rest));
+  LACUNA_RETURN_IF_ERROR(
+      multiply_panel(x, rows, expert.gate, expert.gate_scale, column, n, gate, rest));
+  LACUNA_RETURN_IF_ERROR(multiply_panel(x, rows, expert.up, expert.up_scale, column, n, up, rest));
   for (int64_t i = 0; i < rows; ++i) {
     HWY_DYNAMIC_DISPATCH(activate)
     (gate + i * n, up + i * n, n, args.x.dtype == DType::kBFloat16,
@@ -326,8 +337,9 @@ Status compute_outputs(const MoeExpertsArgs& args, const Shape& shape, const Scr
   for (int64_t tile_idx = 0; tile_idx < num_tiles; ++tile_idx) {
     const Tile& tile = scratch.tiles[tile_idx];
     const int64_t rows = tile.end - tile.begin;
+    const ExpertWeights& expert = args.experts[tile.expert];
     LACUNA_RETURN_IF_ERROR(multiply_panel(scratch.hidden + tile.begin * shape.hidden, rows,
-                                          args.experts[tile.expert].down, column, n, product,
+                                          expert.down, expert.down_scale, column, n, product,
                                           rest));
     for (int64_t i = 0; i < rows; ++i) {
       const int64_t entry = scratch.entries[tile.begin + i];
