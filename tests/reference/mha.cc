@@ -60,6 +60,7 @@ AttentionResult mha(const MhaArgs& args) {
   result.out.assign(num_rows * num_heads * d_v, 0.0);
   result.lse.assign(num_rows * num_heads, -kInfinity);
   result.score_scale.assign(num_rows * num_heads, 0.0);
+  result.weight_scale.assign(result.out.size(), 0.0);
   int64_t b = 0;
   for (const Sequence& seq : sequences(args)) {
     const int64_t key_start = integer_or(args.key_start, b++, 0);
@@ -101,6 +102,7 @@ AttentionResult mha(const MhaArgs& args) {
         }
         double sum = 0;
         double* out = &result.out[at * d_v];
+        double* weight_scale = &result.weight_scale[at * d_v];
         for (int64_t j = 0; j < seq.num_k; ++j) {
           if (scores[j] == -kInfinity) {
             continue;  // the values of a key that is not kept may be anything
@@ -108,11 +110,14 @@ AttentionResult mha(const MhaArgs& args) {
           const double weight = std::exp(scores[j] - max);
           sum += weight;
           for (int64_t i = 0; i < d_v; ++i) {
-            out[i] += weight * values[j * d_v + i];
+            const double part = weight * values[j * d_v + i];
+            out[i] += part;
+            weight_scale[i] += part * part;
           }
         }
         for (int64_t i = 0; i < d_v; ++i) {
           out[i] /= sum;
+          weight_scale[i] = std::sqrt(weight_scale[i]) / sum;
         }
         result.lse[at] = max + std::log(sum);
       }

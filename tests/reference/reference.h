@@ -37,6 +37,9 @@ struct AttentionResult {
   // Largest over the keys of softmax_scale * sum_i |q_i k_i|: what rounding errors of a score are
   // measured against. [T, H]
   std::vector<double> score_scale;
+  // Root of the sum over the keys of (weight * value)^2: what independent relative errors of the
+  // weights are measured against. [T, H, d_v]
+  std::vector<double> weight_scale;
 };
 AttentionResult sparse_mla(const SparseMlaArgs& args);
 AttentionResult mha(const MhaArgs& args);

@@ -53,6 +53,7 @@ AttentionResult sparse_mla(const SparseMlaArgs& args) {
   result.out.assign(num_rows * num_heads * d_v, 0.0);
   result.lse.assign(num_rows * num_heads, -kInfinity);
   result.max_logits.assign(num_rows * num_heads, -kInfinity);
+  result.weight_scale.assign(result.out.size(), 0.0);
   result.score_scale.assign(num_rows * num_heads, 0.0);
   std::vector<double> query(d_qk);
   std::vector<double> scores;
@@ -79,12 +80,15 @@ AttentionResult sparse_mla(const SparseMlaArgs& args) {
       const double max = *std::max_element(scores.begin(), scores.end());
       double sum = 0;
       double* out = &result.out[at * d_v];
+      double* weight_scale = &result.weight_scale[at * d_v];
       for (int64_t j = 0; j < num_keys; ++j) {
         const double weight = std::exp(scores[j] - max);
         const double* key = &keys[j * d_qk];
         sum += weight;
         for (int64_t i = 0; i < d_v; ++i) {
-          out[i] += weight * key[i];
+          const double part = weight * key[i];
+          out[i] += part;
+          weight_scale[i] += part * part;
         }
       }
       const double lse = max + std::log(sum);
@@ -94,6 +98,7 @@ AttentionResult sparse_mla(const SparseMlaArgs& args) {
       }
       for (int64_t i = 0; i < d_v; ++i) {
         out[i] *= factor;
+        weight_scale[i] = std::sqrt(weight_scale[i]) * factor;
       }
       result.lse[at] = lse;
       result.max_logits[at] = max;
