@@ -13,6 +13,7 @@ const Backend kBackend = {
     .available = [](const DeviceInfo& device) { return device.compute_capability >= 80; },
     .sparse_mla = kSparseMla,
     .build_schedule = {&kBuildSchedule, 1},
+    .mha = kMha,
     .build_mask = {&kBuildMask, 1},
     .merge_states = {&kMergeStates, 1},
     .rescale_by_lse = {&kRescaleByLse, 1},

@@ -11,6 +11,7 @@ extern const Kernel<SparseMlaScheduleArgs> kBuildSchedule;
 extern const Kernel<MergeStatesArgs> kMergeStates;
 extern const Kernel<RescaleByLseArgs> kRescaleByLse;
 extern const Kernel<BuildMaskArgs> kBuildMask;
+extern const Kernel<MhaArgs> kMha[2];
 // cache/
 extern const Kernel<AppendKvArgs> kAppendKv;
 extern const Kernel<AppendIndexKeysArgs> kAppendIndexKeys;

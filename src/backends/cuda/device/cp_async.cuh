@@ -18,6 +18,13 @@ __device__ inline void cp_async_16(uint32_t smem, const void* gmem, bool valid =
                : "memory");
 }
 
+// 4 bytes, through L1; for what is too scattered or too short for 16.
+__device__ inline void cp_async_4(uint32_t smem, const void* gmem, bool valid = true) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem), "l"(gmem), "r"(bytes)
+               : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of the thread's groups are in flight.
