@@ -46,23 +46,30 @@ __device__ float choice_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
 }
 
-// Marks the experts of all but the best groups. A lane takes whole groups, and starts each at
-// another place, so that the lanes of a warp read different banks.
+// Calls visit(i) for the experts of a group, from another one on in each lane, so that lanes which
+// take whole groups read different banks.
+template <class Visit>
+__device__ void for_each_of_group(int group, int size, int lane_idx, Visit&& visit) {
+  int at = lane_idx % size;
+#pragma unroll 4
+  for (int step = 0; step < size; ++step) {
+    visit(group * size + at);
+    at = at + 1 == size ? 0 : at + 1;
+  }
+}
+
+// Marks the experts of all but the best groups. A lane takes whole groups.
 __device__ void keep_best_groups(const Params& p, int lane_idx, uint32_t* keys,
                                  float* group_scores) {
   const int size = p.num_experts / p.num_groups;
   for (int group = lane_idx; group < p.num_groups; group += kWarp) {
     float first = -INFINITY;
     float second = -INFINITY;
-    for (int step = 0; step < size; ++step) {
-      const float choice = choice_of(keys[group * size + (step + lane_idx) % size]);
-      if (choice > first) {
-        second = first;
-        first = choice;
-      } else if (choice > second) {
-        second = choice;
-      }
-    }
+    for_each_of_group(group, size, lane_idx, [&](int e) {
+      const float choice = choice_of(keys[e]);
+      second = fmaxf(second, fminf(first, choice));
+      first = fmaxf(first, choice);
+    });
     group_scores[group] = first + second;
   }
   __syncwarp();
@@ -74,12 +81,28 @@ __device__ void keep_best_groups(const Params& p, int lane_idx, uint32_t* keys,
       better += theirs > mine || (theirs == mine && other < group) ? 1 : 0;
     }
     if (better >= p.groups_kept) {
-      for (int step = 0; step < size; ++step) {
-        keys[group * size + (step + lane_idx) % size] = kOut;
-      }
+      for_each_of_group(group, size, lane_idx, [&](int e) { keys[e] = kOut; });
     }
   }
   __syncwarp();
+}
+
+// The best that is left of a lane's experts (every 32nd); kOut and id -1 when none is.
+struct Best {
+  uint32_t key;
+  int id;
+};
+
+__device__ Best best_of_lane(const Params& p, int lane_idx, const uint32_t* keys) {
+  Best best = {kOut, -1};
+#pragma unroll 8
+  for (int e = lane_idx; e < p.num_experts; e += kWarp) {
+    const uint32_t key = keys[e];
+    if (key != kTaken && key > best.key) {  // of equal ones the first
+      best = {key, e};
+    }
+  }
+  return best;
 }
 
 __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
@@ -97,20 +120,17 @@ __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
   if (p.num_groups > 1) {
     keep_best_groups(p, lane_idx, keys, group_scores);
   }
+  Best mine = best_of_lane(p, lane_idx, keys);
   for (int n = 0; n < p.chosen; ++n) {
-    // Of equal choices the lowest id has the largest low half.
-    uint64_t best = 0;
-    for (int e = lane_idx; e < p.num_experts; e += kWarp) {
-      const uint32_t key = keys[e];
-      const uint64_t candidate = (static_cast<uint64_t>(key) << 32) | ~static_cast<uint32_t>(e);
-      best = key != kOut && key != kTaken && candidate > best ? candidate : best;
+    const uint32_t key = __reduce_max_sync(kAll, mine.key);
+    const unsigned id =
+        __reduce_min_sync(kAll, mine.key == key ? static_cast<unsigned>(mine.id) : kAll);
+    if (mine.key == key && static_cast<unsigned>(mine.id) == id) {
+      keys[id] = kTaken;
+      mine = best_of_lane(p, lane_idx, keys);
     }
-    best = reduce_warp(best, Max());
-    if (lane_idx == 0) {
-      keys[~static_cast<uint32_t>(best)] = kTaken;
-    }
-    __syncwarp();
   }
+  __syncwarp();
   float sum = 0;
   for (int e = lane_idx; e < p.num_experts; e += kWarp) {
     sum += keys[e] == kTaken ? sigmoid(logits[e]) : 0.0f;

@@ -6,8 +6,8 @@
 //
 // Masses are fixed-point integers, so that sums do not depend on their order. Nothing is sorted:
 // top-k and top-p are both thresholds (a key, and how many that equal it stay, by lowest id), found
-// by radix selection. Before that a histogram over the distance from the largest logit finds the
-// few candidates; when they fit into shared memory the rest of the row is not looked at again.
+// bit by bit. Before that a histogram over the distance from the largest logit finds the few
+// candidates; when they fit into a list the rest of the row is not looked at again.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -211,19 +211,20 @@ Status run_token_logprobs(const TokenLogprobsArgs& args, const DeviceInfo& devic
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 
-// The largest mass of a row: exp(0). Smaller ones are rounded to a multiple of 2^-40 of it, which
-// loses at most 2^-41 a token.
-constexpr float kUnitMass = 0x1p40f;
+// The largest mass of a row is 2^40, for exp(0). Smaller ones are multiples of 2^-40 of it, rounded
+// down.
+constexpr int kMassBits = 40;
 // A row's masses then fit 63 bits.
 constexpr int64_t kVocabularyMax = int64_t{1} << 22;
 
-// Distances (largest - x) / temperature beyond 29 have no mass.
+// Distances are logarithms of base 2; those from 41 on have no mass.
 constexpr int kBins = 2048;
-constexpr float kBinsPerUnit = 70;
+constexpr float kBinsPerUnit = 49;
+constexpr float kLog2E = 1.4426950408889634f;
 
-// Candidates that fit into shared memory.
-constexpr int kListMax = 6144;
-constexpr int kDigits = 256;
+// Candidates that fit into the list. A thread keeps its share of them in registers.
+constexpr int kListShare = 8;
+constexpr int kListMax = kListShare * kThreads;
 // Pieces of the row whose masses are summed to find the one in which a draw ends.
 constexpr int kTiles = 2048;
 constexpr int kTileMin = 1024;
@@ -238,13 +239,7 @@ struct Shared {
   alignas(16) float list_x[kListMax];
   int32_t list_ids[kListMax];
   union {
-    struct {
-      unsigned long long mass[kBins];
-      uint32_t count[kBins];
-    } bins;
-    struct {
-      unsigned long long mass[kDigits];
-    } digits;
+    uint32_t bin_counts[kBins];
     struct {
       unsigned long long mass[kTiles];
       uint32_t ties[kTiles];
@@ -272,21 +267,35 @@ struct SampleParams {
   bool aligned;
 };
 
+// Of the relative masses, which are at most 1.
+__device__ uint64_t fixed_point(float mass) {
+  const uint32_t bits = __float_as_uint(mass);
+  // The significand, at its place below 2^kMassBits. A conversion to 64 bits is slow.
+  const int shift = static_cast<int>(bits >> 23) - (127 + 23 - kMassBits);
+  const uint64_t significand = (bits & 0x7fffffu) | 0x800000u;
+  return shift >= 0 ? significand << shift : shift > -24 ? significand >> -shift : 0;
+}
+
 // Softmax numerators of a row. Infinite logits share all of the mass.
 struct Masses {
   float largest;
-  float temperature;
+  float inverse;  // log2(e) / temperature
+
+  __device__ Masses(float largest, float temperature)
+      : largest(largest), inverse(kLog2E / fminf(temperature, FLT_MAX)) {}
 
   // From 0 on; not looked at where there is no mass.
-  __device__ float distance(float x) const {
-    return x == largest ? 0.0f : (largest - x) / temperature;
-  }
+  __device__ float distance(float x) const { return x == largest ? 0.0f : (largest - x) * inverse; }
   __device__ float relative(float x) const {
-    return x > -INFINITY && (largest < INFINITY || x == largest) ? expf(-distance(x)) : 0.0f;
+    return x > -INFINITY && (largest < INFINITY || x == largest) ? exp2f(-distance(x)) : 0.0f;
   }
-  __device__ uint64_t operator()(float x) const { return __float2ull_rn(relative(x) * kUnitMass); }
+  __device__ uint64_t operator()(float x) const { return fixed_point(relative(x)); }
   __device__ int bin(float x) const {
     return min(static_cast<int>(distance(x) * kBinsPerUnit), kBins - 1);
+  }
+  // What every token of a bin has at least.
+  __device__ static uint64_t least_of_bin(int bin) {
+    return fixed_point(0.9999f * exp2f(static_cast<float>(bin + 1) / -kBinsPerUnit));
   }
 };
 
@@ -387,44 +396,23 @@ __device__ uint64_t sum_block(uint64_t value, Shared& s) {
   return total;
 }
 
-// Radix selection from the top byte down: the largest keys whose weights reach `target` (at most
-// the sum of all weights). `weight(x, key)` may be 0. Ends with that key, and what of the target is
-// left for those that equal it.
-template <class Weight>
-__device__ uint32_t select_key(const Items& items, uint64_t target, Shared& s, uint64_t* rest,
-                               uint32_t extra_key, uint64_t extra_weight, Weight&& weight) {
-  uint32_t prefix = 0;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    const auto in_prefix = [&](uint32_t key) {
-      return shift == 24 || (key ^ prefix) >> (shift + 8) == 0;
-    };
-    for (int d = static_cast<int>(threadIdx.x); d < kDigits; d += kThreads) {
-      s.digits.mass[d] = 0;
+// The largest key such that the weights of the keys from it on reach `target` (at least 1, at most
+// the sum of all), found bit by bit: from_key_on(key) is this thread's part of that sum. `rest` is
+// what of the target is left for those that equal the key.
+template <class Sum>
+__device__ uint32_t select_key(uint64_t target, Shared& s, uint64_t* rest, Sum&& from_key_on) {
+  uint32_t key = 0;
+  uint64_t above = 0;  // from key + 1 on
+  for (uint32_t bit = 0x80000000u; bit != 0; bit >>= 1) {
+    const uint64_t sum = sum_block(from_key_on(key | bit), s);
+    if (sum >= target) {
+      key |= bit;
+    } else {
+      above = sum;
     }
-    __syncthreads();
-    for_each_item(items, [&](int64_t, float x) {
-      const uint32_t key = ordered_key(x);
-      if (in_prefix(key)) {
-        const uint64_t more = weight(x, key);
-        if (more > 0) {
-          atomicAdd(&s.digits.mass[(key >> shift) & (kDigits - 1)], more);
-        }
-      }
-    });
-    if (threadIdx.x == 0 && extra_weight > 0 && in_prefix(extra_key)) {
-      atomicAdd(&s.digits.mass[(extra_key >> shift) & (kDigits - 1)], extra_weight);
-    }
-    __syncthreads();
-    uint64_t before = 0;
-    const int from_top = first_reaching<1>(kDigits, target, s, &before, [&](int i) -> uint64_t {
-      return s.digits.mass[kDigits - 1 - i];
-    });
-    target -= before;
-    prefix |= static_cast<uint32_t>(kDigits - 1 - max(from_top, 0)) << shift;
-    __syncthreads();
   }
-  *rest = target;
-  return prefix;
+  *rest = target - above;
+  return key;
 }
 
 // Copies the items of the bins up to `last_bin` into the list, in order of id. Returns how many
@@ -469,7 +457,7 @@ __device__ int64_t draw(const Items& items, const Masses& masses, const Threshol
   // The largest mass is 1, and always stays.
   const auto mass_of = [&](float x) -> uint64_t {
     const float mass = masses.relative(x);
-    return mass < min_p ? 0 : __float2ull_rn(mass * kUnitMass);
+    return mass < min_p ? 0 : fixed_point(mass);
   };
   const uint64_t tie_mass = threshold.key == 0 ? 0 : mass_of(value_of_key(threshold.key));
   const int64_t tile_items =
@@ -581,74 +569,126 @@ __device__ uint64_t share_of(float share, uint64_t total) {
   return min(max(static_cast<uint64_t>(target), static_cast<uint64_t>(1)), total);
 }
 
+// What one thread holds of the items that are selected from: a share of the list, or a walk over
+// the row.
+struct Candidates {
+  Items items;
+  bool listed;
+  uint32_t keys[kListShare];
+  uint64_t masses[kListShare];
+
+  __device__ Candidates(const Items& items, bool listed, const Masses& mass_of)
+      : items(items), listed(listed) {
+#pragma unroll
+    for (int j = 0; j < kListShare; ++j) {
+      const int64_t i = static_cast<int64_t>(threadIdx.x) + j * kThreads;
+      const bool mine = listed && i < items.count;
+      keys[j] = mine ? ordered_key(items.x[i]) : 0;
+      masses[j] = mine ? mass_of(items.x[i]) : 0;
+    }
+  }
+
+  // Keys from `key` on that are not NaN.
+  __device__ uint64_t count_from(uint32_t key) const {
+    uint64_t sum = 0;
+    if (listed) {
+#pragma unroll
+      for (int j = 0; j < kListShare; ++j) {
+        sum += keys[j] >= key && keys[j] > 0 ? 1 : 0;
+      }
+    } else {
+      for_each_item(items, [&](int64_t, float x) {
+        const uint32_t mine = ordered_key(x);
+        sum += mine >= key && mine > 0 ? 1 : 0;
+      });
+    }
+    return sum;
+  }
+
+  // Masses of the keys from `key` on that are above `floor`.
+  __device__ uint64_t mass_from(uint32_t key, uint32_t floor, const Masses& mass_of) const {
+    uint64_t sum = 0;
+    if (listed) {
+#pragma unroll
+      for (int j = 0; j < kListShare; ++j) {
+        sum += keys[j] >= key && keys[j] > floor ? masses[j] : 0;
+      }
+    } else {
+      for_each_item(items, [&](int64_t, float x) {
+        const uint32_t mine = ordered_key(x);
+        sum += mine >= key && mine > floor ? mass_of(x) : 0;
+      });
+    }
+    return sum;
+  }
+};
+
+// The threshold of top_k and top_p. `items` becomes the list of candidates when they fit it.
+__device__ Threshold filter_row(const Masses& masses, int64_t top_k, float top_p, Items* items,
+                                Shared& s) {
+  const bool by_count = top_k > 0 && top_k < items->count;
+  for (int b = static_cast<int>(threadIdx.x); b < kBins; b += kThreads) {
+    s.bin_counts[b] = 0;
+  }
+  __syncthreads();
+  uint64_t mine = 0;
+  for_each_item(*items, [&](int64_t, float x) {
+    const uint64_t mass = masses(x);
+    if (mass > 0) {
+      atomicAdd(&s.bin_counts[masses.bin(x)], 1u);
+      mine += by_count ? 1 : mass;
+    }
+  });
+  const uint64_t total = sum_block(mine, s);
+  uint64_t target = by_count ? min(static_cast<uint64_t>(top_k), total) : share_of(top_p, total);
+  // Bins count tokens. What their masses are at least tells how many bins are enough; a little more
+  // than needed is listed.
+  uint64_t before = 0;
+  const int last_bin =
+      first_reaching<kBins / kThreads>(kBins, target, s, &before, [&](int b) -> uint64_t {
+        return s.bin_counts[b] * (by_count ? 1 : Masses::least_of_bin(b));
+      });
+  const int64_t count = list_candidates(*items, masses, last_bin < 0 ? kBins - 1 : last_bin, s);
+  const bool listed = count <= kListMax;
+  if (listed) {
+    *items = {s.list_x, count, true};
+  }
+  const Candidates candidates(*items, listed, masses);
+  Threshold threshold;
+  // Tokens without mass have no bin: with fewer others than top_k, all of those stay.
+  if (by_count && static_cast<int64_t>(total) > top_k) {
+    uint64_t ties = 0;
+    threshold.key =
+        select_key(target, s, &ties, [&](uint32_t key) { return candidates.count_from(key); });
+    threshold.ties = static_cast<int64_t>(ties);
+  }
+  if (top_p < 1.0f) {
+    const uint32_t floor = threshold.key;
+    // One thread adds what the ties that top_k keeps weigh together.
+    const uint64_t tied =
+        floor == 0 || threadIdx.x > 0 ? 0 : threshold.ties * masses(value_of_key(floor));
+    if (by_count) {
+      target = share_of(top_p, sum_block(candidates.mass_from(0, floor, masses) + tied, s));
+    }
+    uint64_t rest = 0;
+    threshold.key = select_key(target, s, &rest, [&](uint32_t key) {
+      return candidates.mass_from(key, floor, masses) + (floor >= key ? tied : 0);
+    });
+    const uint64_t each = max(masses(value_of_key(threshold.key)), static_cast<uint64_t>(1));
+    threshold.ties = static_cast<int64_t>((rest + each - 1) / each);
+  }
+  return threshold;
+}
+
 // The token of a row whose temperature is above 0 and whose largest logit is above -inf.
 __device__ int64_t draw_row(const SampleParams& p, int64_t t, float largest, Shared& s) {
-  const Items row = {p.logits.row(t), p.vocabulary, p.aligned};
-  const Masses masses = {largest, fminf(p.temperature(t), FLT_MAX)};
+  const Masses masses(largest, p.temperature(t));
   const float top_p = p.top_p(t);
   const int64_t top_k = p.top_k(t);
-  const bool by_count = top_k > 0 && top_k < p.vocabulary;
-  const bool by_mass = top_p < 1.0f;
-  Items items = row;
+  Items items = {p.logits.row(t), p.vocabulary, p.aligned};
   Threshold threshold;
-  if (by_count || by_mass) {
-    for (int b = static_cast<int>(threadIdx.x); b < kBins; b += kThreads) {
-      s.bins.mass[b] = 0;
-      s.bins.count[b] = 0;
-    }
-    __syncthreads();
-    // Only one of the two is asked: what top_p measures is what top_k leaves.
-    for_each_item(row, [&](int64_t, float x) {
-      const uint64_t mass = masses(x);
-      if (mass > 0) {
-        if (by_count) {
-          atomicAdd(&s.bins.count[masses.bin(x)], 1u);
-        } else {
-          atomicAdd(&s.bins.mass[masses.bin(x)], static_cast<unsigned long long>(mass));
-        }
-      }
-    });
-    __syncthreads();
-    constexpr int kPerThread = kBins / kThreads;
-    const auto in_bin = [&](int b) -> uint64_t {
-      return by_count ? s.bins.count[b] : s.bins.mass[b];
-    };
-    uint64_t mine = 0;
-#pragma unroll
-    for (int j = 0; j < kPerThread; ++j) {
-      mine += in_bin(static_cast<int>(threadIdx.x) * kPerThread + j);
-    }
-    uint64_t total = sum_block(mine, s);
-    uint64_t target = by_count ? min(static_cast<uint64_t>(top_k), total) : share_of(top_p, total);
-    uint64_t before = 0;
-    const int last_bin = first_reaching<kPerThread>(kBins, target, s, &before, in_bin);
-    const int64_t candidates = list_candidates(row, masses, last_bin, s);
-    if (candidates <= kListMax) {
-      items = {s.list_x, candidates, true};
-    }
-    // Tokens without mass have no bin: with fewer others than top_k, all of those stay.
-    if (by_count && static_cast<int64_t>(total) > top_k) {
-      uint64_t ties = 0;
-      threshold.key = select_key(items, static_cast<uint64_t>(top_k), s, &ties, 0, 0,
-                                 [&](float, uint32_t key) -> uint64_t { return key > 0 ? 1 : 0; });
-      threshold.ties = static_cast<int64_t>(ties);
-    }
-    if (by_mass) {
-      const Threshold counted = threshold;
-      const uint64_t tied = counted.key == 0 ? 0 : counted.ties * masses(value_of_key(counted.key));
-      if (by_count) {
-        mine = 0;
-        for_each_item(
-            items, [&](int64_t, float x) { mine += ordered_key(x) > counted.key ? masses(x) : 0; });
-        target = share_of(top_p, sum_block(mine, s) + tied);
-      }
-      uint64_t rest = 0;
-      threshold.key = select_key(
-          items, target, s, &rest, counted.key, tied,
-          [&](float x, uint32_t key) -> uint64_t { return key > counted.key ? masses(x) : 0; });
-      const uint64_t each = max(masses(value_of_key(threshold.key)), static_cast<uint64_t>(1));
-      threshold.ties = static_cast<int64_t>((rest + each - 1) / each);
-    }
+  if ((top_k > 0 && top_k < p.vocabulary) || top_p < 1.0f) {
+    threshold = filter_row(masses, top_k, top_p, &items, s);
   }
   const int64_t place = draw(items, masses, threshold, p.min_p(t), p.uniform(t), s);
   return place < 0 ? 0 : items.x == s.list_x ? s.list_ids[place] : place;
