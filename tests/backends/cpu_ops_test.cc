@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "ops/dispatch.h"
@@ -24,6 +26,7 @@ using testing::Side;
 using testing::TestTensor;
 
 constexpr auto kF32 = DType::kFloat32;
+constexpr auto kBf16 = DType::kBFloat16;
 constexpr auto kI32 = DType::kInt32;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -34,8 +37,11 @@ const Context& context_of(int num_threads) {
 }
 
 testing::TestDevice cpu_device() {
-  const ContextState& state = context_of(1).state();
-  return {state.backends[0]->runtime, state.devices[0].device};
+  const std::vector<const Backend*>& backends = context_of(1).state().backends;
+  const auto cpu = std::find_if(backends.begin(), backends.end(), [](const Backend* backend) {
+    return backend->device_kind == DeviceKind::kCpu;
+  });
+  return {(*cpu)->runtime, Device{}};
 }
 
 // Runs the operation on one and on three threads, over two old contents of a workspace of exactly
@@ -78,22 +84,94 @@ TEST(CpuLinearDispatch, TakesTheGemmFrom33RowsOn) {
   }
 }
 
+// Runs the operation on `num_threads` threads in a workspace of the size asked for.
+template <class Args>
+void run_once(const Args& args, int num_threads) {
+  const Context& context = context_of(num_threads);
+  const Result<int64_t> bytes = op_workspace_bytes(context, args);
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  testing::DeviceBuffer workspace(cpu_device(), *bytes);
+  const Status status =
+      run_op(context, args, {.workspace = workspace.data(), .workspace_bytes = *bytes});
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+// 23 rows are blocks of 8, 4, 2 and 1; 19 are not; depths are whole pairs of vectors and not.
+constexpr int64_t kBatches[] = {23, 19, 16, 6, 2};
+
 TEST(CpuLinearGemv, GivesARowTheSameBitsInAnyBatch) {
-  Random random(7);
-  const int64_t depth = 131;
   const int64_t columns = 37;
-  std::vector<float> x(8 * depth), weight(columns * depth), all(8 * columns), one(columns);
-  std::generate(x.begin(), x.end(), [&] { return random.bell(); });
-  std::generate(weight.begin(), weight.end(), [&] { return random.bell(); });
-  LinearArgs args = {.x = view_of(x.data(), {8, depth}),
-                     .weight = view_of(weight.data(), {columns, depth}),
-                     .out = view_of(all.data(), {8, columns})};
-  ASSERT_TRUE(run_op(context_of(3), args, {}).ok());
-  for (int64_t t = 0; t < 8; ++t) {
-    args.x = view_of(x.data() + t * depth, {1, depth});
-    args.out = view_of(one.data(), {1, columns});
-    ASSERT_TRUE(run_op(context_of(1), args, {}).ok());
-    EXPECT_TRUE(std::equal(one.begin(), one.end(), all.begin() + t * columns)) << "row " << t;
+  for (const DType x_dtype : {kF32, kBf16}) {
+    for (const DType weight_dtype : {kF32, kBf16}) {
+      for (const int64_t depth : {131, 256, 40}) {
+        Random random(7);
+        BufferSet buffers(cpu_device());
+        TestTensor x = buffers.tensor("x", Role::kInput, x_dtype, {23, depth});
+        x.fill([&] { return random.bell(); });
+        TestTensor weight = buffers.tensor("weight", Role::kInput, weight_dtype, {columns, depth});
+        weight.fill([&] { return random.bell(); });
+        buffers.upload();
+        std::vector<float> all(23 * columns), one(columns);
+        for (const int64_t rows : kBatches) {
+          run_once(LinearArgs{.x = x.view(Side::kDevice).slice(0, 0, rows),
+                              .weight = weight.view(Side::kDevice),
+                              .out = view_of(all.data(), {rows, columns}),
+                              .kernel = "cpu/linear_gemv"},
+                   3);
+          for (int64_t t = 0; t < rows; ++t) {
+            run_once(LinearArgs{.x = x.view(Side::kDevice).slice(0, t, 1),
+                                .weight = weight.view(Side::kDevice),
+                                .out = view_of(one.data(), {1, columns})},
+                     1);
+            ASSERT_TRUE(std::equal(one.begin(), one.end(), all.begin() + t * columns))
+                << "row " << t << " of " << rows << ", depth " << depth;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuHeadLinear, GivesARowTheSameBitsInAnyBatch) {
+  const int64_t heads = 3;
+  for (const bool columns_contiguous : {false, true}) {
+    for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{37, 131}, {64, 32}}) {
+      for (const DType out_dtype : {kF32, kBf16}) {
+        Random random(8);
+        BufferSet buffers(cpu_device());
+        TestTensor x = buffers.tensor("x", Role::kInput, kBf16, {23, heads, depth});
+        x.fill([&] { return random.bell(); });
+        TestTensor weight = buffers.tensor(
+            "weight", Role::kInput, kBf16,
+            {heads, columns_contiguous ? depth : columns, columns_contiguous ? columns : depth});
+        weight.fill([&] { return random.bell(); });
+        TestTensor all = buffers.tensor("all", Role::kOutput, out_dtype, {23, heads, columns});
+        TestTensor one = buffers.tensor("one", Role::kOutput, out_dtype, {1, heads, columns});
+        buffers.upload();
+        ConstTensorView w = weight.view(Side::kDevice);
+        if (columns_contiguous) {
+          std::swap(w.shape[1], w.shape[2]);
+          std::swap(w.strides[1], w.strides[2]);
+        }
+        const int64_t row_bytes = heads * columns * size_bytes(out_dtype);
+        for (const int64_t rows : kBatches) {
+          run_once(HeadLinearArgs{.x = x.view(Side::kDevice).slice(0, 0, rows),
+                                  .weight = w,
+                                  .out = all.view(Side::kDevice).slice(0, 0, rows)},
+                   3);
+          for (int64_t t = 0; t < rows; ++t) {
+            run_once(HeadLinearArgs{.x = x.view(Side::kDevice).slice(0, t, 1),
+                                    .weight = w,
+                                    .out = one.view(Side::kDevice)},
+                     1);
+            ASSERT_EQ(std::memcmp(one.view(Side::kDevice).as<char>(),
+                                  all.view(Side::kDevice).as<char>() + t * row_bytes, row_bytes),
+                      0)
+                << "row " << t << " of " << rows << ", depth " << depth;
+          }
+        }
+      }
+    }
   }
 }
 
