@@ -65,6 +65,7 @@ struct LinearArgs {
   ConstTensorView x;       // [T, K] f32 or bf16, last dimension contiguous
   ConstTensorView weight;  // [N, K] f32, bf16 or fp8 e4m3, last dimension contiguous
   // Only with an fp8 weight: weight[n, k] stands for weight[n, k] * weight_scale[n / 128, k / 128].
+  // A kernel may round that product to bf16 where x is bf16.
   ConstTensorView weight_scale;  // [ceil(N / 128), ceil(K / 128)] f32, contiguous
   TensorView out;                // [T, N] f32 or bf16, last dimension contiguous
   std::string_view kernel = {};
