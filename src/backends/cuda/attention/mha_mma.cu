@@ -547,14 +547,16 @@ Status run_shape(const MhaArgs& args, const DeviceInfo& device, const Launch& wh
     return ok_status();
   }
   // Half of L2 holds the keys and values of a group of heads, the rest what passes through. But a
-  // group has work for several rounds of the GPU, or its longest tiles would end late.
+  // group, the last one too, has work for several rounds of the GPU, or its longest tiles would end
+  // late.
   const int64_t head_bytes =
       std::max<int64_t>(1, 2 * args.v.shape[0] * (args.q.shape[2] + args.v.shape[2]));
   const int64_t round_blocks = kBlocksPerSm * device.sm_count;
-  const int64_t heads_per_group =
+  const int64_t group_heads =
       std::clamp<int64_t>(std::max(device.l2_bytes / 2 / head_bytes,
                                    ceil_div(kRoundsPerGroup * round_blocks, tiles_max)),
                           1, num_heads);
+  const int64_t heads_per_group = ceil_div(num_heads, num_heads / group_heads);
   const float scale_log2 = static_cast<float>(args.softmax_scale) * kLog2E;
   const Params params = {.sequences = sequences,
                          .q = strided3<const Bf16>(args.q),
