@@ -6,8 +6,9 @@
 //
 // Masses are fixed-point integers, so that sums do not depend on their order. Nothing is sorted:
 // top-k and top-p are both thresholds (a key, and how many that equal it stay, by lowest id), found
-// bit by bit. Before that a histogram over the distance from the largest logit finds the few
-// candidates; when they fit into a list the rest of the row is not looked at again.
+// bit by bit. Before that a histogram over the distance from the largest logit finds the few bins
+// in which a threshold lies, and their tokens are listed; with those of all higher bins when they
+// are few, and then the rest of the row is not looked at again.
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -293,9 +294,12 @@ struct Masses {
   __device__ int bin(float x) const {
     return min(static_cast<int>(distance(x) * kBinsPerUnit), kBins - 1);
   }
-  // What every token of a bin has at least.
+  // What every token of a bin has at least, and at most.
   __device__ static uint64_t least_of_bin(int bin) {
     return fixed_point(0.9999f * exp2f(static_cast<float>(bin + 1) / -kBinsPerUnit));
+  }
+  __device__ static uint64_t most_of_bin(int bin) {
+    return fixed_point(1.0001f * exp2f(static_cast<float>(bin) / -kBinsPerUnit)) + 1;
   }
 };
 
@@ -415,37 +419,40 @@ __device__ uint32_t select_key(uint64_t target, Shared& s, uint64_t* rest, Sum&&
   return key;
 }
 
-// Copies the items of the bins up to `last_bin` into the list, in order of id. Returns how many
-// there are; when they are more than the list holds it is incomplete.
-__device__ int64_t list_candidates(const Items& items, const Masses& masses, int last_bin,
-                                   Shared& s) {
+// Copies the tokens of bins [first, last] into the list, in order of id; there must be at most
+// kListMax. Returns the mass of the bins before.
+__device__ uint64_t list_bins(const Items& row, const Masses& masses, int first, int last,
+                              Shared& s) {
   int64_t listed = 0;
-  for (int64_t begin = 0; begin < items.count && listed <= kListMax; begin += 4 * kThreads) {
+  uint64_t before = 0;
+  for (int64_t begin = 0; begin < row.count; begin += 4 * kThreads) {
     const int64_t i = begin + 4 * static_cast<int64_t>(threadIdx.x);
-    const int count = four_of(i, items.count);
+    const int count = four_of(i, row.count);
     float x[4];
-    load_four(items.x + i, count, items.aligned, x);
+    load_four(row.x + i, count, row.aligned, x);
     bool wanted[4];
     int mine = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      wanted[j] = j < count && masses(x[j]) > 0 && masses.bin(x[j]) <= last_bin;
+      const uint64_t mass = j < count ? masses(x[j]) : 0;
+      const int bin = mass > 0 ? masses.bin(x[j]) : kBins;
+      wanted[j] = bin >= first && bin <= last;
       mine += wanted[j] ? 1 : 0;
+      before += bin < first ? mass : 0;
     }
     uint64_t total = 0;
     int64_t at = listed + static_cast<int64_t>(scan_block(mine, s, &total));
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      if (wanted[j] && at < kListMax) {
+      if (wanted[j]) {
         s.list_x[at] = x[j];
         s.list_ids[at] = static_cast<int32_t>(i + j);
+        ++at;
       }
-      at += wanted[j] ? 1 : 0;
     }
     listed += static_cast<int64_t>(total);
   }
-  __syncthreads();
-  return listed;
+  return sum_block(before, s);  // after it the list can be read
 }
 
 // The place among `items` at which the running sum of the masses that the threshold and min_p leave
@@ -569,22 +576,58 @@ __device__ uint64_t share_of(float share, uint64_t total) {
   return min(max(static_cast<uint64_t>(target), static_cast<uint64_t>(1)), total);
 }
 
-// What one thread holds of the items that are selected from: a share of the list, or a walk over
-// the row.
+// What a threshold is searched in: the list of some bins, of which each thread keeps its share in
+// registers, or the whole row.
 struct Candidates {
   Items items;
-  bool listed;
+  bool listed = false;
+  bool all = false;  // the list begins with the first bin
+  // Of the bins before the list's.
+  uint64_t count_before = 0;
+  uint64_t mass_before = 0;
   uint32_t keys[kListShare];
   uint64_t masses[kListShare];
 
-  __device__ Candidates(const Items& items, bool listed, const Masses& mass_of)
-      : items(items), listed(listed) {
+  __device__ explicit Candidates(const Items& row) : items(row) {
+#pragma unroll
+    for (int j = 0; j < kListShare; ++j) {
+      keys[j] = 0;
+      masses[j] = 0;
+    }
+  }
+
+  // For a threshold in bins [first, last].
+  __device__ void narrow(const Items& row, const Masses& mass_of, int first, int last, Shared& s) {
+    if (all) {
+      return;  // an earlier threshold, below this one, has listed them
+    }
+    constexpr int kPerThread = kBins / kThreads;
+    uint64_t before = 0;
+    uint64_t until = 0;
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int b = static_cast<int>(threadIdx.x) * kPerThread + j;
+      before += b < first ? s.bin_counts[b] : 0;
+      until += b <= last ? s.bin_counts[b] : 0;
+    }
+    before = sum_block(before, s);
+    until = sum_block(until, s);
+    all = until <= kListMax;
+    listed = all || until - before <= kListMax;
+    if (!listed) {
+      items = row;
+      count_before = 0;
+      mass_before = 0;
+      return;
+    }
+    count_before = all ? 0 : before;
+    mass_before = list_bins(row, mass_of, all ? 0 : first, last, s);
+    items = {s.list_x, static_cast<int64_t>(until - count_before), true};
 #pragma unroll
     for (int j = 0; j < kListShare; ++j) {
       const int64_t i = static_cast<int64_t>(threadIdx.x) + j * kThreads;
-      const bool mine = listed && i < items.count;
-      keys[j] = mine ? ordered_key(items.x[i]) : 0;
-      masses[j] = mine ? mass_of(items.x[i]) : 0;
+      keys[j] = i < items.count ? ordered_key(items.x[i]) : 0;
+      masses[j] = i < items.count ? mass_of(items.x[i]) : 0;
     }
   }
 
@@ -623,43 +666,38 @@ struct Candidates {
   }
 };
 
-// The threshold of top_k and top_p. `items` becomes the list of candidates when they fit it.
+// The threshold of top_k and top_p. `items` becomes the list when that holds all that stays.
 __device__ Threshold filter_row(const Masses& masses, int64_t top_k, float top_p, Items* items,
                                 Shared& s) {
-  const bool by_count = top_k > 0 && top_k < items->count;
+  const Items row = *items;
+  const bool by_count = top_k > 0 && top_k < row.count;
   for (int b = static_cast<int>(threadIdx.x); b < kBins; b += kThreads) {
     s.bin_counts[b] = 0;
   }
   __syncthreads();
   uint64_t mine = 0;
-  for_each_item(*items, [&](int64_t, float x) {
+  for_each_item(row, [&](int64_t, float x) {
     const uint64_t mass = masses(x);
     if (mass > 0) {
       atomicAdd(&s.bin_counts[masses.bin(x)], 1u);
       mine += by_count ? 1 : mass;
     }
   });
-  const uint64_t total = sum_block(mine, s);
-  uint64_t target = by_count ? min(static_cast<uint64_t>(top_k), total) : share_of(top_p, total);
-  // Bins count tokens. What their masses are at least tells how many bins are enough; a little more
-  // than needed is listed.
-  uint64_t before = 0;
-  const int last_bin =
-      first_reaching<kBins / kThreads>(kBins, target, s, &before, [&](int b) -> uint64_t {
-        return s.bin_counts[b] * (by_count ? 1 : Masses::least_of_bin(b));
-      });
-  const int64_t count = list_candidates(*items, masses, last_bin < 0 ? kBins - 1 : last_bin, s);
-  const bool listed = count <= kListMax;
-  if (listed) {
-    *items = {s.list_x, count, true};
-  }
-  const Candidates candidates(*items, listed, masses);
+  uint64_t total = sum_block(mine, s);
+  constexpr int kPerThread = kBins / kThreads;
+  uint64_t unused = 0;
+  Candidates candidates(row);
   Threshold threshold;
+  int last_bin = kBins - 1;
   // Tokens without mass have no bin: with fewer others than top_k, all of those stay.
   if (by_count && static_cast<int64_t>(total) > top_k) {
+    const uint64_t target = static_cast<uint64_t>(top_k);
+    last_bin = first_reaching<kPerThread>(kBins, target, s, &unused,
+                                          [&](int b) -> uint64_t { return s.bin_counts[b]; });
+    candidates.narrow(row, masses, last_bin, last_bin, s);
     uint64_t ties = 0;
-    threshold.key =
-        select_key(target, s, &ties, [&](uint32_t key) { return candidates.count_from(key); });
+    threshold.key = select_key(target - candidates.count_before, s, &ties,
+                               [&](uint32_t key) { return candidates.count_from(key); });
     threshold.ties = static_cast<int64_t>(ties);
   }
   if (top_p < 1.0f) {
@@ -668,15 +706,34 @@ __device__ Threshold filter_row(const Masses& masses, int64_t top_k, float top_p
     const uint64_t tied =
         floor == 0 || threadIdx.x > 0 ? 0 : threshold.ties * masses(value_of_key(floor));
     if (by_count) {
-      target = share_of(top_p, sum_block(candidates.mass_from(0, floor, masses) + tied, s));
+      mine = candidates.all ? candidates.mass_from(0, floor, masses)
+                            : Candidates(row).mass_from(0, floor, masses);
+      total = sum_block(mine + tied, s);
     }
+    const uint64_t target = share_of(top_p, total);
+    // Bins count tokens. What the masses of a bin are at least and at most tells which bins the
+    // threshold may lie in; of the last one top_k may have cut tokens off.
+    int last = first_reaching<kPerThread>(last_bin, target, s, &unused, [&](int b) -> uint64_t {
+      return s.bin_counts[b] * Masses::least_of_bin(b);
+    });
+    last = last < 0 ? last_bin : last;
+    __syncthreads();
+    int first = first_reaching<kPerThread>(last + 1, target, s, &unused, [&](int b) -> uint64_t {
+      return s.bin_counts[b] * Masses::most_of_bin(b);
+    });
+    first = first < 0 ? last : first;
+    candidates.narrow(row, masses, first, last, s);
     uint64_t rest = 0;
-    threshold.key = select_key(target, s, &rest, [&](uint32_t key) {
+    threshold.key = select_key(target - candidates.mass_before, s, &rest, [&](uint32_t key) {
       return candidates.mass_from(key, floor, masses) + (floor >= key ? tied : 0);
     });
     const uint64_t each = max(masses(value_of_key(threshold.key)), static_cast<uint64_t>(1));
     threshold.ties = static_cast<int64_t>((rest + each - 1) / each);
   }
+  if (candidates.all) {
+    *items = candidates.items;
+  }
+  __syncthreads();  // the counts of the bins make room
   return threshold;
 }
 
