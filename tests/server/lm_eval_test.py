@@ -12,12 +12,11 @@ import argparse
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import threading
+
+from server_process import ServerProcess, python_with
 
 PACKAGES = """lm-eval==0.4.13 datasets>=3 pyarrow pandas numpy dill multiprocess xxhash fsspec
 huggingface_hub httpx2 httpcore2 h11 anyio truststore filelock packaging pyyaml requests urllib3
@@ -51,48 +50,13 @@ metric_list:
 """
 
 
-def skip(why, process):
-    lines = (process.stderr or process.stdout).strip().splitlines() or ["no reason given"]
-    print(f"skipped: {why}: {lines[-1]}")
-    sys.exit(77)
-
-
-def make_venv(venv):
-    python = venv / "bin" / "python"
-    ready = venv / "ready"
-    if ready.exists():
-        return python
-    for command in ([sys.executable, "-m", "venv", venv],
-                    [python, "-m", "pip", "install", "-q", "--no-deps", "--no-compile",
-                     "--disable-pip-version-check", *PACKAGES]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            skip("lm-eval could not be installed", done)
-    # What is never read here, a quarter of the folder: tests, headers and other people's tasks.
-    site = next((venv / "lib").glob("python*/site-packages"))
+def drop_unread(site):
+    # A quarter of the folder: tests, headers and other people's tasks.
     for part in ("pandas/tests", "pyarrow/tests", "pyarrow/include", "pyarrow/src"):
         shutil.rmtree(site / part, ignore_errors=True)
     for task in (site / "lm_eval" / "tasks").iterdir():
         if task.is_dir() and task.name != "__pycache__":
             shutil.rmtree(task)
-    done = subprocess.run([python, "-c", IMPORTS], capture_output=True, text=True,
-                          env={**os.environ, **OFFLINE})
-    if done.returncode != 0:
-        skip("the installed lm-eval does not load", done)
-    ready.touch()
-    return python
-
-
-def start_server(lacuna, source):
-    process = subprocess.Popen(
-        [lacuna, "serve", str(source / "models" / "dsa-nano"), "--port", "0", "--threads", "1",
-         "--max-num-seqs", "4"], stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        found = re.search(r"ready: http://127\.0\.0\.1:(\d+) ", line)
-        if found:
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, int(found.group(1))
-    raise SystemExit(f"the server ended with {process.wait()}")
 
 
 def main():
@@ -102,7 +66,8 @@ def main():
     parser.add_argument("venv", type=pathlib.Path)
     parser.add_argument("--every", type=int, default=40)
     flags = parser.parse_args()
-    python = make_venv(flags.venv.resolve())
+    python = python_with(flags.venv, "lm-eval", PACKAGES, IMPORTS, ["--no-deps"], drop_unread,
+                         OFFLINE)
     with tempfile.TemporaryDirectory(prefix="lacuna_lm_eval_") as name:
         folder = pathlib.Path(name)
         rows = (flags.source / "models/dsa-nano/eval.jsonl").read_text().splitlines()
@@ -120,9 +85,9 @@ def main():
         subprocess.run([flags.lacuna, "eval", "--data", data, "-o", ours_file, "--threads", "1"],
                        check=True, capture_output=True, timeout=900)
         ours = json.loads(ours_file.read_text())
-        server, port = start_server(flags.lacuna, flags.source)
-        try:
-            model_args = (f"model=dsa-nano,base_url=http://127.0.0.1:{port}/v1/completions,"
+        with ServerProcess(flags.lacuna, flags.source / "models/dsa-nano", "--threads", "1",
+                           "--max-num-seqs", "4") as server:
+            model_args = (f"model=dsa-nano,base_url={server.url}/v1/completions,"
                           "tokenizer_backend=None,tokenized_requests=False,num_concurrent=4,"
                           "max_retries=1,max_length=8192")
             done = subprocess.run(
@@ -132,9 +97,6 @@ def main():
                 capture_output=True, text=True, timeout=900,
                 env={**os.environ, **OFFLINE, "HF_HOME": str(folder / "hf")})
             assert done.returncode == 0, done.stdout + done.stderr
-        finally:
-            server.terminate()
-            server.wait(timeout=60)
         results = json.loads(next((folder / "out").rglob("results_*.json")).read_text())
         theirs = 100 * results["results"]["dsa_nano"]["exact_match,none"]
         samples = [json.loads(line) for line in

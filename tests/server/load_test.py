@@ -10,11 +10,10 @@ guidellm and aiperf measure the same but bring torch, or transformers and a Kube
 import argparse
 import json
 import pathlib
-import re
 import subprocess
-import sys
 import tempfile
-import threading
+
+from server_process import ServerProcess, python_with
 
 STREAMS = (1, 8, 64)
 MAX_TOKENS = 16
@@ -58,35 +57,6 @@ class Reader(HttpUser):
 ''' % MAX_TOKENS
 
 
-def make_venv(venv):
-    python = venv / "bin" / "python"
-    if python.exists() and subprocess.run([python, "-c", "import locust"],
-                                          capture_output=True).returncode == 0:
-        return python
-    for command in ([sys.executable, "-m", "venv", venv],
-                    [python, "-m", "pip", "install", "-q", "--no-compile",
-                     "--disable-pip-version-check", "locust>=2.30"]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-            print(f"skipped: locust could not be installed: {lines[-1]}")
-            sys.exit(77)
-    return python
-
-
-def start_server(lacuna, source):
-    process = subprocess.Popen(
-        [lacuna, "serve", str(source / "models" / "dsa-nano"), "--port", "0", "--threads", "1",
-         "--max-num-seqs", str(max(STREAMS)), "--max-model-len", "512"],
-        stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        found = re.search(r"ready: http://127\.0\.0\.1:(\d+) ", line)
-        if found:
-            threading.Thread(target=process.stderr.read, daemon=True).start()
-            return process, int(found.group(1))
-    raise SystemExit(f"the server ended with {process.wait()}")
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("lacuna")
@@ -94,9 +64,9 @@ def main():
     parser.add_argument("venv", type=pathlib.Path)
     parser.add_argument("--seconds", type=int, default=8)
     flags = parser.parse_args()
-    python = make_venv(flags.venv.resolve())
-    server, port = start_server(flags.lacuna, flags.source)
-    try:
+    python = python_with(flags.venv, "locust", ["locust>=2.30"], "import locust")
+    with ServerProcess(flags.lacuna, flags.source / "models/dsa-nano", "--threads", "1",
+                       "--max-num-seqs", str(max(STREAMS)), "--max-model-len", "512") as server:
         with tempfile.TemporaryDirectory(prefix="lacuna_load_") as folder:
             locustfile = pathlib.Path(folder) / "locustfile.py"
             locustfile.write_text(LOCUSTFILE)
@@ -106,7 +76,7 @@ def main():
                     [python, "-m", "locust", "-f", locustfile, "--headless", "--json",
                      "--only-summary", "-u", str(streams), "-r", str(streams),
                      "--run-time", f"{flags.seconds}s", "--stop-timeout", "30",
-                     "--host", f"http://127.0.0.1:{port}"],
+                     "--host", server.url],
                     capture_output=True, text=True, timeout=300, cwd=folder)
                 assert done.returncode == 0, done.stdout + done.stderr
                 stats = {row["name"]: row for row in json.loads(done.stdout)}
@@ -121,9 +91,7 @@ def main():
                       f"{rate:.0f} tokens/s, first token after {mean['first token']:.1f} ms "
                       f"(mean), at most {first['max_response_time']:.1f} ms, "
                       f"whole {mean['whole']:.1f} ms", flush=True)
-    finally:
-        server.terminate()
-        code = server.wait(timeout=60)
+        code = server.stop()
     assert code == 0, f"the server ended with {code}"
     print("passed")
 

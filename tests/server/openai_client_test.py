@@ -6,41 +6,13 @@
 VENV_DIR is made and filled by pip when it is missing. Exit code 77 (skipped) when that fails.
 """
 import os
-import re
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from server_process import ServerProcess, python_with
+
 KEY = "secret"
-
-
-def in_venv(venv):
-    """Runs this script again with the package at hand."""
-    python = venv / "bin" / "python"
-    if not python.exists() or subprocess.run([python, "-c", "import openai"],
-                                             capture_output=True).returncode != 0:
-        for command in ([sys.executable, "-m", "venv", venv],
-                        [python, "-m", "pip", "install", "-q", "openai>=1.50"]):
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-                print(f"skipped: the openai package could not be installed: {lines[-1]}")
-                sys.exit(77)
-    os.execv(python, [python, *sys.argv, "--in-venv"])
-
-
-def start_server(lacuna, source):
-    process = subprocess.Popen(
-        [lacuna, "serve", source / "models" / "dsa-nano", "--port", "0", "--api-key", KEY,
-         "--max-model-len", "1024", "--threads", "1"],
-        stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        found = re.search(r"ready: http://127\.0\.0\.1:(\d+) ", line)
-        if found:
-            return process, int(found.group(1))
-    raise SystemExit(f"the server ended with {process.wait()}")
 
 
 def expect_error(kind, status, param, call):
@@ -123,21 +95,19 @@ def run(client, openai):
 def main():
     lacuna, source, venv = (Path(argument) for argument in sys.argv[1:4])
     if "--in-venv" not in sys.argv:
-        in_venv(venv)
+        # Once more, with the package at hand.
+        python = python_with(venv, "the openai package", ["openai>=1.50"], "import openai")
+        os.execv(python, [python, *sys.argv, "--in-venv"])
     import openai
-    process, port = start_server(lacuna, source)
-    try:
-        run(openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0,
-                          timeout=60), openai)
+    with ServerProcess(lacuna, source / "models" / "dsa-nano", "--api-key", KEY, "--max-model-len",
+                       "1024", "--threads", "1") as server:
+        run(openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60),
+            openai)
         started = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0, process.returncode
+        code = server.stop(timeout=20)
+        assert code == 0, code
         print(f"passed with openai {openai.__version__}; the server ended in "
               f"{time.monotonic() - started:.1f} s")
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Screenshots go to OUT_DIR; --update-screenshot also writes docs/images/page_atte
 """
 import base64
 import json
-import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +19,8 @@ import unittest
 import urllib.error
 import urllib.request
 from pathlib import Path
+
+from server_process import ServerProcess
 
 UPDATE = "--update-screenshot" in sys.argv
 LACUNA, SOURCE, OUT = [Path(argument) for argument in sys.argv[1:4]]
@@ -41,13 +42,13 @@ def call(url, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise AssertionError(f"{url}: {error.read().decode()[:600]}") from None
 
 
-def wait_for(what, condition, seconds=60):
+def wait_for(what, condition, seconds=120):
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -140,19 +141,9 @@ class PageTest(unittest.TestCase):
     def setUpClass(cls):
         cls.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         cls.addClassCleanup(cls.profile.cleanup)
-        cls.server = subprocess.Popen(
-            [LACUNA, "serve", str(SOURCE / "models" / "dsa-nano"), "--port", "0"],
-            stderr=subprocess.PIPE, text=True)
-        cls.addClassCleanup(cls.server.wait)
-        cls.addClassCleanup(cls.server.stderr.close)
-        cls.addClassCleanup(cls.server.kill)
-        cls.url = None
-        for line in cls.server.stderr:
-            found = re.search(r"ready: (http://127\.0\.0\.1:\d+) ", line)
-            if found:
-                cls.url = found.group(1)
-                break
-        assert cls.url, "the server did not become ready"
+        server = ServerProcess(LACUNA, SOURCE / "models" / "dsa-nano")
+        cls.addClassCleanup(server.close)
+        cls.url = server.url
         cls.browser = Browser(cls.profile.name)
         cls.addClassCleanup(cls.browser.close)
 
@@ -305,7 +296,7 @@ class PageTest(unittest.TestCase):
     def test_a_running_request_is_shown_when_it_ends(self):
         b = self.browser
         thread = threading.Thread(target=call, args=(self.url + "/v1/completions", {
-            "prompt": "q", "max_tokens": 3000, "ignore_eos": True, "record_selection": True}))
+            "prompt": "q", "max_tokens": 1500, "ignore_eos": True, "record_selection": True}))
         thread.start()
         try:
             def running():
@@ -315,7 +306,7 @@ class PageTest(unittest.TestCase):
             b.run("location.hash = 'attention/' + arguments[0]",
                   wait_for("the request", running))
             wait_for("its state", lambda: b.text("#scene-note").startswith("Running: 1 + "))
-            wait_for("its tokens", lambda: b.focused() == "tokens", 120)
+            wait_for("its tokens", lambda: b.focused() == "tokens", 300)
         finally:
             thread.join()
         self.expect_keys(self.selection(), 0, {0})

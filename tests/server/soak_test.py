@@ -3,9 +3,10 @@
 no 5xx, every block and sequence given back, and no memory that grows. Before that, equal prompts in
 a crowd must get equal answers. Standard library only.
 
-    soak_test.py LACUNA SOURCE_DIR [--requests N] [--output RESULT.json]
+    soak_test.py LACUNA SOURCE_DIR [--requests N] [--small-cache] [--output RESULT.json]
 
-RSS is judged when there are more requests than the WARM first ones.
+The server runs with its default flags; with --small-cache in so little memory that sequences are
+preempted. RSS is judged when there are more requests than the WARM first ones.
 """
 import argparse
 import collections
@@ -14,60 +15,24 @@ import json
 import pathlib
 import random
 import re
-import subprocess
-import sys
 import threading
 import time
+
+from server_process import ServerProcess
 
 CLIENTS = 64
 WARM = 500
 RSS_GROWTH_MAX = 0.02
 PROMPTS, COPIES = 8, 64
-MAX_LEN = 512
-# A cache of 8192 tokens, a quarter of what 64 full sequences want: all of its pages are in use long
-# before the first RSS is read, and sequences are preempted now and then.
-CACHE_BYTES = 42_000_000
+LEAVER_TOKENS = 432
+# 8192 tokens of cache, a quarter of what 64 sequences of 512 want.
+SMALL_CACHE = ["--max-num-seqs", str(CLIENTS), "--max-model-len", "512", "--kv-cache-memory-bytes",
+               "42000000", "--threads", "1"]
 
 
-class Server:
-    def __init__(self, lacuna, source):
-        self.process = subprocess.Popen(
-            [lacuna, "serve", str(source / "models" / "dsa-nano"), "--port", "0", "--max-num-seqs",
-             str(CLIENTS), "--max-model-len", str(MAX_LEN), "--kv-cache-memory-bytes",
-             str(CACHE_BYTES), "--threads", "1"],
-            stderr=subprocess.PIPE, text=True)
-        self.lines = []
-        for line in self.process.stderr:
-            self.lines.append(line)
-            found = re.search(r"ready: http://127\.0\.0\.1:(\d+) ", line)
-            if found:
-                self.port = int(found.group(1))
-                break
-        else:
-            raise SystemExit(f"the server ended with {self.process.wait()}: {self.lines}")
-        self.drain = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
-        self.drain.start()
-
-    def stop(self):
-        self.process.terminate()
-        try:
-            code = self.process.wait(timeout=60)
-        finally:
-            if self.process.poll() is None:
-                self.process.kill()
-            self.drain.join()
-            self.process.stderr.close()
-        return code
-
-    def rss_kb(self):
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1))
-
+class Server(ServerProcess):
     def metrics(self):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
+        text = self.call("GET", "/metrics")[1]
         return {name: float(value) for name, value in
                 re.findall(r"^lacuna:(\w+)\{[^}]*\} (\S+)$", text, re.M)}
 
@@ -159,7 +124,7 @@ def soak(server, texts, num_requests):
                 "max_tokens": rng.randint(1, 12), "stream": behaviour.find("stream") >= 0,
                 "temperature": rng.choice((0, 1)), "seed": index}
         if behaviour.startswith("leaves"):
-            body["max_tokens"] = MAX_LEN - 80  # there is something left to cancel
+            body["max_tokens"] = LEAVER_TOKENS  # there is something left to cancel
         if behaviour == "leaves at once":
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
             connection.request("POST", "/v1/completions", json.dumps(body))
@@ -192,12 +157,14 @@ def main():
     parser.add_argument("lacuna")
     parser.add_argument("source", type=pathlib.Path)
     parser.add_argument("--requests", type=int, default=5000)
+    parser.add_argument("--small-cache", action="store_true")
     parser.add_argument("--output", type=pathlib.Path)
     flags = parser.parse_args()
     rows = (flags.source / "models/dsa-nano/eval.jsonl").read_text().splitlines()[:64]
     texts = [json.loads(row)["prompt"] for row in rows]
-    server = Server(flags.lacuna, flags.source)
-    try:
+    with Server(flags.lacuna, flags.source / "models/dsa-nano",
+                *(SMALL_CACHE if flags.small_cache else [])) as server:
+        rss_ready = server.rss_kb()
         started = time.monotonic()
         check_copies(server.port, texts)
         print(f"{COPIES} copies of {PROMPTS} prompts: equal answers, "
@@ -210,7 +177,9 @@ def main():
         result = {"requests": flags.requests, "clients": CLIENTS, "seconds": round(seconds, 1),
                   "requests_per_second": round(flags.requests / seconds, 1),
                   "outcomes": dict(sorted(outcomes.items())), "left_at_the_end": left,
-                  f"rss_kb_after_{WARM}": rss_warm, "rss_kb_at_the_end": rss_end,
+                  "flags": SMALL_CACHE if flags.small_cache else "default",
+                  "rss_kb_when_ready": rss_ready, f"rss_kb_after_{WARM}": rss_warm,
+                  "rss_kb_at_the_end": rss_end,
                   "copies": {"prompts": PROMPTS, "copies": COPIES, "equal": True}}
         print(json.dumps(result, indent=1), flush=True)
         bad = [name for name in outcomes if name.startswith("status ")]
@@ -219,7 +188,6 @@ def main():
         if flags.requests > WARM:
             growth = rss_end / rss_warm - 1
             assert growth <= RSS_GROWTH_MAX, f"RSS grew by {growth:.1%} after {WARM} requests"
-    finally:
         code = server.stop()
     assert code == 0, f"the server ended with {code}: {server.lines[-5:]}"
     if flags.output:
