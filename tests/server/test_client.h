@@ -21,6 +21,13 @@ namespace lacuna::server {
 
 using Json = nlohmann::json;
 
+// By how much more the test waits for the server: a sanitizer's build is that much slower.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr int kSlowness = 8;
+#else
+inline constexpr int kSlowness = 1;
+#endif
+
 struct Reply {
   int status = 0;  // 0: no response came
   std::map<std::string, std::string> headers;
@@ -35,7 +42,12 @@ struct Reply {
 
 class Client {
  public:
-  explicit Client(int port) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  // `receive_buffer_bytes`: of the socket; 0: as the system likes it.
+  explicit Client(int port, int receive_buffer_bytes = 0)
+      : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    if (receive_buffer_bytes > 0) {
+      setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes));
+    }
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_port = htons(static_cast<uint16_t>(port));
@@ -81,7 +93,7 @@ class Client {
   void end_sending() { shutdown(fd_, SHUT_WR); }
 
   // Bytes as they come; empty: the end, or nothing within `milliseconds`.
-  std::string read_some(int milliseconds = 30000) {
+  std::string read_some(int milliseconds = 30000 * kSlowness) {
     pollfd poller = {fd_, POLLIN, 0};
     char buffer[16384];
     if (poll(&poller, 1, milliseconds) <= 0) {
