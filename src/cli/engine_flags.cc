@@ -52,7 +52,12 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
       .add_option("--prefill-lane", flags.prefill_lane,
                   "Lane of prompt rows beyond index_topk keys: auto, mqa or masked")
       ->capture_default_str();
-  command.add_flag("--enforce-eager", flags.enforce_eager, "On a GPU: no CUDA graphs");
+  command
+      .add_option("--mha-keys-max", flags.mha_keys_max,
+                  "Un-absorbed keys that the MHA lanes hold at a time; 0: by the other sizes")
+      ->capture_default_str();
+  command.add_flag("--enforce-eager,--disable-cuda-graph", flags.enforce_eager,
+                   "On a GPU: no CUDA graphs");
   command.add_flag("--async-scheduling,!--no-async-scheduling", flags.async_scheduling,
                    "On a GPU: launch a step before the tokens of the one before are read");
   command.add_flag("--check-sync", flags.check_sync,
@@ -129,6 +134,7 @@ Result<EngineOptions> to_options(const EngineFlags& flags) {
   options.chat_template = flags.chat_template;
   options.force_mqa = flags.force_mqa;
   options.prefill_lane = flags.prefill_lane;
+  options.mha_keys_max = flags.mha_keys_max;
   options.profile = flags.profile;
   for (const std::string& kernel : flags.kernels) {
     const size_t equals = kernel.find('=');

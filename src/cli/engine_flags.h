@@ -31,6 +31,7 @@ struct EngineFlags {
   std::string selection = "indexer";
   bool force_mqa = false;
   std::string prefill_lane = "auto";
+  int64_t mha_keys_max = 0;
   bool enforce_eager = false;
   bool async_scheduling = true;
   bool check_sync = false;

@@ -37,7 +37,6 @@ struct ServeFlags {
   std::string load_format = "auto";
   int64_t tensor_parallel_size = 1;
   bool chunked_prefill = true;
-  bool enforce_eager = false;
   double memory_utilization = 0;
   bool trust_remote_code = false;
   bool log_requests = false;
@@ -266,8 +265,6 @@ void add_serve(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("--enable-chunked-prefill,!--no-enable-chunked-prefill", flags->chunked_prefill,
                     "Always on");
-  command->add_flag("--enforce-eager,--disable-cuda-graph", flags->enforce_eager,
-                    "Accepted; nothing is captured in this version");
   command
       ->add_option("--gpu-memory-utilization", flags->memory_utilization,
                    "Accepted; --kv-cache-memory-bytes says what the caches take")
