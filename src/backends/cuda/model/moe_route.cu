@@ -113,6 +113,7 @@ __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
   const int64_t t = blockIdx.x;
   const int lane_idx = static_cast<int>(threadIdx.x);
   const float* logits = p.logits.row(t);
+#pragma unroll 8  // loads in flight
   for (int e = lane_idx; e < p.num_experts; e += kWarp) {
     keys[e] = choice_key(sigmoid(logits[e]) + p.bias[e]);
   }
@@ -132,6 +133,7 @@ __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
   }
   __syncwarp();
   float sum = 0;
+#pragma unroll 8
   for (int e = lane_idx; e < p.num_experts; e += kWarp) {
     sum += keys[e] == kTaken ? sigmoid(logits[e]) : 0.0f;
   }
