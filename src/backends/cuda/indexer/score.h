@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -50,6 +51,9 @@ struct KeyAddressing {
   Strided2<const int32_t> block_table;
   Strided1<const int32_t> key_starts;
   const float* latent_scale = nullptr;
+  // n / block_size = n * division_factor >> division_shift for 0 <= n < 2^31.
+  uint32_t division_factor = 0;
+  int32_t division_shift = 0;
 
   LACUNA_HOST_DEVICE KeyPlace find(int32_t request, int32_t position) const {
     if (request < 0 || request >= num_requests || num_blocks == 0) {
@@ -131,6 +135,11 @@ ScoreParams score_params(const Args& args, const RowLengths& lengths, const Tens
             .block_table = strided2<const int32_t>(args.block_table),
             .key_starts = strided1<const int32_t>(args.key_starts),
             .latent_scale = kv.latent_scale};
+  // With l bits, 2^l >= block_size: the factor ceil(2^(31 + l) / block_size) is exact for 31 bits.
+  const int bits = std::bit_width(static_cast<uint32_t>(p.keys.block_size - 1));
+  p.keys.division_shift = 31 + bits;
+  p.keys.division_factor = static_cast<uint32_t>(
+      ((uint64_t{1} << p.keys.division_shift) + p.keys.block_size - 1) / p.keys.block_size);
   p.lengths = lengths;
   p.logits = logits.data;
   p.logits_dtype = logits.dtype;

@@ -122,20 +122,20 @@ struct RowVectors {
     }
   }
 
-  // Calls visit(key) for every key of vectors [begin, end), in no order; keys outside the row are
-  // 0.
-  template <class Visit>
-  __device__ void visit(int64_t begin, int64_t end, const Visit& visit) const {
-    for (int64_t v = begin + threadIdx.x; v < end; v += kBatch * kSelectThreads) {
+  // Calls visit(key) for the part of vectors [begin, end) that is thread `idx`'s of kThreads, in no
+  // order; keys outside the row are 0.
+  template <int kThreads, class Visit>
+  __device__ void visit(int64_t begin, int64_t end, int idx, const Visit& visit) const {
+    for (int64_t v = begin + idx; v < end; v += kBatch * kThreads) {
       uint4 raw[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int64_t at = v + i * kSelectThreads;
+        const int64_t at = v + i * kThreads;
         raw[i] = at < end ? load(at) : uint4{0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu};
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (v + i * kSelectThreads < end) {
+        if (v + i * kThreads < end) {
           uint32_t key[kWidth];
           keys(raw[i], key);
 #pragma unroll
@@ -253,6 +253,11 @@ __device__ inline RadixState find_bin(const uint32_t* bins, RadixPass pass, cons
 
 // ---- Output ----
 
+struct ListScratch {
+  uint32_t above[kSelectWarps];
+  uint32_t equal[kSelectWarps];
+};
+
 // Where positions are collected until they are translated, or null: then only the mask is wanted.
 __device__ inline int32_t* position_list(const SelectOutputs& out, int64_t t) {
   return out.indices  ? out.indices.row(t)
@@ -345,30 +350,62 @@ __device__ inline void finish_entries(const SelectParams& p, const SelectRow& ro
   }
 }
 
-// Puts the chosen columns of vectors [begin, end) into the row's list, in ascending order.
-// `above` and `equal` count what earlier vectors hold; both are advanced. All threads call it.
+// Puts the chosen columns of vectors [begin, end) into the row's list, in ascending order. `above`
+// and `equal` count what earlier vectors hold; both are advanced. Every warp counts a part of its
+// own first, and then lists it without waiting for others. All threads call it.
 template <class T>
 __device__ inline void list_chosen(const SelectParams& p, const SelectRow& row,
                                    const RowVectors<T>& vectors, int64_t begin, int64_t end,
                                    const Threshold& threshold, uint32_t* above, uint32_t* equal,
-                                   ScanScratch& scratch) {
+                                   ListScratch& scratch) {
   constexpr int kWidth = RowVectors<T>::kWidth;
   constexpr uint4 kNothing = {0xffffffffu, 0xffffffffu, 0xffffffffu, 0xffffffffu};
-  int32_t* list = position_list(p.outputs, row.t);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const Range range =
+      even_range(static_cast<uint32_t>(end - begin), static_cast<uint32_t>(warp), kSelectWarps);
+  const int64_t first = begin + range.begin;
+  const int64_t last = begin + range.end;
+  uint32_t warp_above = 0;
+  uint32_t warp_equal = 0;
+  vectors.template visit<kWarp>(first, last, lane, [&](uint32_t key) {
+    warp_above += key > threshold.key ? 1 : 0;
+    warp_equal += key == threshold.key ? 1 : 0;
+  });
+  warp_above = reduce_warp(warp_above, Sum{});
+  warp_equal = reduce_warp(warp_equal, Sum{});
+  if (lane == 0) {
+    scratch.above[warp] = warp_above;
+    scratch.equal[warp] = warp_equal;
+  }
+  __syncthreads();
   uint32_t above_before = *above;
   uint32_t equal_before = *equal;
-  int turn = 0;
-  int64_t v = begin + threadIdx.x;
+#pragma unroll
+  for (int w = 0; w < kSelectWarps; ++w) {
+    *above += scratch.above[w];
+    *equal += scratch.equal[w];
+    above_before += w < warp ? scratch.above[w] : 0;
+    equal_before += w < warp ? scratch.equal[w] : 0;
+  }
+  const uint32_t above_after = above_before + warp_above;
+  const uint32_t equal_after = equal_before + warp_equal;
+  int32_t* list = position_list(p.outputs, row.t);
+  int64_t v = first + lane;
   // Two vectors ahead: a round is shorter than a read.
   uint4 next[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    next[i] = v + i * kSelectThreads < end ? vectors.load(v + i * kSelectThreads) : kNothing;
+    next[i] = v + i * kWarp < last ? vectors.load(v + i * kWarp) : kNothing;
   }
-  for (int64_t round = begin; round < end; round += kSelectThreads, v += kSelectThreads) {
+  for (int64_t round = first; round < last; round += kWarp, v += kWarp) {
+    if (above_before == above_after &&
+        (equal_before == equal_after || equal_before >= threshold.ties)) {
+      break;  // nothing is left; the same for all lanes
+    }
     const uint4 raw = next[0];
     next[0] = next[1];
-    next[1] = v + 2 * kSelectThreads < end ? vectors.load(v + 2 * kSelectThreads) : kNothing;
+    next[1] = v + 2 * kWarp < last ? vectors.load(v + 2 * kWarp) : kNothing;
     uint32_t keys[kWidth];
     RowVectors<T>::keys(raw, keys);
     uint32_t counts = 0;  // above in the low half, equal in the high half
@@ -377,11 +414,18 @@ __device__ inline void list_chosen(const SelectParams& p, const SelectRow& row,
       counts += keys[i] > threshold.key ? 1u : 0u;
       counts += keys[i] == threshold.key ? 1u << 16 : 0u;
     }
-    uint32_t total = 0;
-    const uint32_t before = scan_block(counts, turn, scratch, &total);
-    turn ^= 1;
-    uint32_t a = above_before + (before & 0xffffu);
-    uint32_t e = equal_before + (before >> 16);
+    if (__ballot_sync(0xffffffffu, counts != 0) == 0) {
+      continue;
+    }
+    uint32_t sum = counts;
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const uint32_t other = __shfl_up_sync(0xffffffffu, sum, offset);
+      sum += lane >= offset ? other : 0;
+    }
+    const uint32_t total = __shfl_sync(0xffffffffu, sum, kWarp - 1);
+    uint32_t a = above_before + ((sum - counts) & 0xffffu);
+    uint32_t e = equal_before + ((sum - counts) >> 16);
     if (counts != 0) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -404,12 +448,7 @@ __device__ inline void list_chosen(const SelectParams& p, const SelectRow& row,
     }
     above_before += total & 0xffffu;
     equal_before += total >> 16;
-    if (above_before == threshold.above && equal_before >= threshold.ties) {
-      break;  // the same for all threads
-    }
   }
-  *above = above_before;
-  *equal = equal_before;
 }
 
 }  // namespace lacuna::cuda

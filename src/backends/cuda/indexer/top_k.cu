@@ -13,52 +13,31 @@ namespace {
 
 // ---- One block a row ----
 
-// Keys of the first pass's bin that a block keeps, so that only two passes read the row.
-constexpr int kCandidates = 4096;
+// Two blocks hide each other's barriers; with half of the registers sm_80 would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kRowBlocksPerSm = 1;
+#else
+constexpr int kRowBlocksPerSm = 2;
+#endif
 
 struct RowScratch {
   HistogramScratch histogram;
-  uint32_t candidates[kCandidates];
-  uint32_t num_candidates;
+  ListScratch list;
 };
 
 template <class T>
 __device__ Threshold row_threshold(const RowVectors<T>& vectors, uint32_t wanted,
-                                   RowScratch& scratch) {
-  HistogramScratch& histogram = scratch.histogram;
-  const int64_t num_vectors = vectors.num_vectors();
+                                   HistogramScratch& histogram) {
   RadixState state = {0, wanted, 0};
-  bool gathered = false;
   for (int i = 0; i < kSelectPasses; ++i) {
     const RadixPass pass = radix_pass(i);
-    const uint32_t bin_mask = (1u << pass.bits) - 1;
     clear_bins(histogram);
-    if (gathered) {
-      for (uint32_t c = threadIdx.x; c < scratch.num_candidates; c += kSelectThreads) {
-        const uint32_t key = scratch.candidates[c];
-        if (in_prefix(key, state.prefix, pass)) {
-          atomicAdd(&histogram.bins[key >> pass.shift & bin_mask], 1u);
-        }
-      }
-    } else if (i == 0) {
-      vectors.visit(0, num_vectors,
-                    [&](uint32_t key) { atomicAdd(&histogram.bins[key >> pass.shift], 1u); });
-    } else {
-      const bool gather = i == 1 && state.count <= kCandidates;
-      if (threadIdx.x == 0) {
-        scratch.num_candidates = 0;
-      }
-      __syncthreads();
-      vectors.visit(0, num_vectors, [&](uint32_t key) {
-        if (in_prefix(key, state.prefix, pass)) {
-          atomicAdd(&histogram.bins[key >> pass.shift & bin_mask], 1u);
-          if (gather) {
-            scratch.candidates[atomicAdd(&scratch.num_candidates, 1u)] = key;
+    vectors.template visit<kSelectThreads>(
+        0, vectors.num_vectors(), static_cast<int>(threadIdx.x), [&](uint32_t key) {
+          if (in_prefix(key, state.prefix, pass)) {
+            atomicAdd(&histogram.bins[key >> pass.shift & ((1u << pass.bits) - 1)], 1u);
           }
-        }
-      });
-      gathered = gather;
-    }
+        });
     __syncthreads();
     state = find_bin(histogram.bins, pass, state, histogram);
     if (state.count == state.wanted && state.prefix > 0) {
@@ -78,18 +57,19 @@ __device__ void select_whole_row(const SelectParams& p, const SelectRow& row, Ro
     return;
   }
   const RowVectors<T> vectors(p, row);
-  const Threshold threshold = row_threshold(vectors, static_cast<uint32_t>(p.k / p.kpool), scratch);
+  const Threshold threshold =
+      row_threshold(vectors, static_cast<uint32_t>(p.k / p.kpool), scratch.histogram);
   uint32_t above = 0;
   uint32_t equal = 0;
-  list_chosen(p, row, vectors, 0, vectors.num_vectors(), threshold, &above, &equal,
-              scratch.histogram.scan);
+  list_chosen(p, row, vectors, 0, vectors.num_vectors(), threshold, &above, &equal, scratch.list);
   __syncthreads();
   const int64_t chosen = int64_t{threshold.chosen()} * p.kpool;
   finish_entries(p, row, 0, chosen, chosen, true);
 }
 
 template <class T>
-__global__ __launch_bounds__(kSelectThreads, 1) void select_rows_kernel(const SelectParams p) {
+__global__ __launch_bounds__(kSelectThreads,
+                             kRowBlocksPerSm) void select_rows_kernel(const SelectParams p) {
   __shared__ RowScratch scratch;
   select_whole_row<T>(p, select_row(p, blockIdx.x), scratch);
 }
@@ -171,11 +151,12 @@ __global__ __launch_bounds__(kSelectThreads,
     }
   }
   clear_bins(histogram);
-  vectors.visit(s.begin, s.end, [&](uint32_t key) {
-    if (kPass == 0 || in_prefix(key, state.prefix, pass)) {
-      atomicAdd(&histogram.bins[key >> pass.shift & ((1u << pass.bits) - 1)], 1u);
-    }
-  });
+  vectors.template visit<kSelectThreads>(
+      s.begin, s.end, static_cast<int>(threadIdx.x), [&](uint32_t key) {
+        if (kPass == 0 || in_prefix(key, state.prefix, pass)) {
+          atomicAdd(&histogram.bins[key >> pass.shift & ((1u << pass.bits) - 1)], 1u);
+        }
+      });
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < kSelectBins; i += kSelectThreads) {
     if (histogram.bins[i] != 0) {
@@ -207,10 +188,11 @@ __global__ __launch_bounds__(kSelectThreads, 1) void split_count_kernel(const Se
   const Threshold threshold = threshold_of(state, static_cast<uint32_t>(p.k / p.kpool));
   uint32_t above = 0;
   uint32_t equal = 0;
-  vectors.visit(s.begin, s.end, [&](uint32_t key) {
-    above += key > threshold.key ? 1 : 0;
-    equal += key == threshold.key ? 1 : 0;
-  });
+  vectors.template visit<kSelectThreads>(s.begin, s.end, static_cast<int>(threadIdx.x),
+                                         [&](uint32_t key) {
+                                           above += key > threshold.key ? 1 : 0;
+                                           equal += key == threshold.key ? 1 : 0;
+                                         });
   above = reduce_block<kSelectThreads>(above, Sum{}, sums);
   equal = reduce_block<kSelectThreads>(equal, Sum{}, sums);
   if (threadIdx.x == 0) {
@@ -223,7 +205,7 @@ __global__ __launch_bounds__(kSelectThreads, 1) void split_count_kernel(const Se
 template <class T>
 __global__ __launch_bounds__(kSelectThreads, 1) void split_list_kernel(const SelectParams p,
                                                                        const SplitParams split) {
-  __shared__ ScanScratch scan;
+  __shared__ ListScratch list;
   __shared__ uint32_t sums[kSelectWarps];
   pdl_wait();
   const SelectRow row = select_row(p, blockIdx.x / split.splits);
@@ -248,7 +230,7 @@ __global__ __launch_bounds__(kSelectThreads, 1) void split_list_kernel(const Sel
   };
   const int64_t begin = entries();
   if (counts[2 * s.idx] != 0 || (counts[2 * s.idx + 1] != 0 && equal < threshold.ties)) {
-    list_chosen(p, row, vectors, s.begin, s.end, threshold, &above, &equal, scan);
+    list_chosen(p, row, vectors, s.begin, s.end, threshold, &above, &equal, list);
   }
   __syncthreads();
   finish_entries(p, row, begin, entries(), int64_t{threshold.chosen()} * p.kpool,
@@ -372,13 +354,14 @@ __global__ __launch_bounds__(kSelectThreads,
 // ---- Host ----
 
 // Rows that are few enough to be split: with more, a block a row fills the device.
-int64_t split_rows_max(const DeviceInfo& device) { return device.sm_count; }
+int64_t split_rows_max(const DeviceInfo& device) { return device.sm_count / 2; }
 
 int64_t splits_of(int64_t num_rows, int64_t num_columns, const DeviceInfo& device) {
   if (num_rows > split_rows_max(device) || num_columns < kSplitColumnsMin) {
     return 1;
   }
-  return std::min(ceil_div(2 * device.sm_count, num_rows), ceil_div(num_columns, kColumnsPerSplit));
+  // All blocks run at once: a second wave would double the time of every launch.
+  return std::min(device.sm_count / num_rows, ceil_div(num_columns, kColumnsPerSplit));
 }
 
 // Bytes of shared memory that the chosen candidates of a row may take.
@@ -493,10 +476,10 @@ SelectScratch take_select_scratch(Workspace& workspace, int64_t num_rows, int64_
       scratch.sorted = workspace.take<uint64_t>(count);
     }
   } else if (num_columns >= kSplitColumnsMin) {
-    // More rows than that are not split; two counts for each of splits_of() blocks.
+    // More rows than that are not split; two counts for each of their blocks.
     const int64_t rows = std::min(num_rows, split_rows_max(device));
     scratch.split_rows =
-        workspace.take<uint32_t>(rows * kSplitRowWords + 2 * 3 * int64_t{device.sm_count});
+        workspace.take<uint32_t>(rows * kSplitRowWords + 2 * int64_t{device.sm_count});
   }
   return scratch;
 }
