@@ -526,6 +526,41 @@ std::vector<TopKCase> top_k_cases() {
   add({.lengths = {1, 1}, .k = 1, .absent_lengths = true}, "one");
   add({.lengths = {8000, 12289, 20000}, .k = 2048}, "long");
   add({.lengths = {210000}, .k = 2048, .family = ScoreFamily::kHalfTied}, "verylong");
+  // Rows that a kernel may share out, beside rows that it may not: ties on both sides of every cut.
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (ScoreFamily family : {ScoreFamily::kManyTies, ScoreFamily::kAllEqual,
+                               ScoreFamily::kSpecial, ScoreFamily::kAllNan}) {
+      add({.lengths = {40000, 16384, 16383, 100, 65536},
+           .k = 2048,
+           .dtype = dtype,
+           .family = family,
+           .row_starts = true,
+           .rows = true,
+           .mask = true},
+          "longmixed");
+    }
+  }
+  add({.lengths = {200003, 70000},
+       .k = 2048,
+       .kpool = 4,
+       .family = ScoreFamily::kManyTies,
+       .scores = false,
+       .mask = true},
+      "longkpool");
+  add({.lengths = {40000, 500},
+       .k = 512,
+       .family = ScoreFamily::kHalfTied,
+       .indices = false,
+       .scores = false,
+       .counts = false,
+       .mask = true},
+      "longonlymask");
+  add({.lengths = {9000, 5000},
+       .columns = 9000,
+       .k = 6000,
+       .family = ScoreFamily::kManyTies,
+       .candidate_ids = true},
+      "manychosen_ids");
   std::vector<int32_t> every(132);
   std::iota(every.begin(), every.end(), 1);
   add({.lengths = every, .k = 64, .family = ScoreFamily::kManyTies}, "everylength");
@@ -798,6 +833,9 @@ std::vector<SelectKeysCase> select_keys_cases() {
                     .layout = KvLayout::index_fp8(64),
                     .integers = true};
   add({.scoring = large, .k = 2048}, "full");
+  large.lengths = {20000, 17001};
+  large.rows_per_request = 2;
+  add({.scoring = large, .k = 2048}, "long_full");
   return cases;
 }
 
