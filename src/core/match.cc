@@ -190,6 +190,13 @@ Status check_bit_mask(const ConstTensorView& mask, const char* name, Dim& rows) 
   return ok_status();
 }
 
+Status check_row_ints(const ConstTensorView& tensor, const char* name, Dim& rows, bool required) {
+  if (tensor.empty() && !required) {
+    return ok_status();
+  }
+  return match(tensor, name).shape({&rows}).dtypes({DType::kInt32}).status();
+}
+
 Status check_devices(Device device, std::initializer_list<NamedTensor> tensors) {
   for (const NamedTensor& named : tensors) {
     if (!named.tensor.empty()) {

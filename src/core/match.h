@@ -64,6 +64,9 @@ Status check_row_ids(int64_t num_blocks, int64_t block_size, int64_t block_strid
 // A bit mask [rows, words] of int32 whose row stride is a whole number of 16-byte loads.
 Status check_bit_mask(const ConstTensorView& mask, const char* name, Dim& rows);
 
+// [rows] int32, which may be absent unless it is required.
+Status check_row_ints(const ConstTensorView& tensor, const char* name, Dim& rows, bool required);
+
 // The device all present tensors share; an error names the one that differs.
 struct NamedTensor {
   const ConstTensorView& tensor;

@@ -23,11 +23,6 @@ Status check_scale(double scale) {
   return ok_status();
 }
 
-// [T] int32 that may be absent.
-Status check_row_ints(const ConstTensorView& tensor, const char* name, Dim& rows) {
-  return tensor.empty() ? ok_status() : match(tensor, name).shape({&rows}).dtypes({kI32}).status();
-}
-
 Status check_lse(const ConstTensorView& tensor, const char* name, Dim& rows, Dim& heads) {
   return tensor.empty() ? ok_status()
                         : match(tensor, name).shape({&rows, &heads}).dtypes({kF32}).status();
@@ -113,7 +108,7 @@ Status Op<SparseMlaArgs>::validate(const SparseMlaArgs& args) {
     return invalid_argument(
         "block_table: given with index_kind kRows, expected absent (or index_kind kPositions)");
   }
-  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows));
+  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows, false));
   LACUNA_RETURN_IF_ERROR(check_scale(args.softmax_scale));
   if (!args.sink.empty()) {
     LACUNA_RETURN_IF_ERROR(match(args.sink, "sink").shape({&heads}).dtypes({kF32}).status());
@@ -172,7 +167,7 @@ Status Op<SparseMlaScheduleArgs>::validate(const SparseMlaScheduleArgs& args) {
   }
   Dim rows("num_rows", args.num_rows, "num_rows");
   Dim entries("entries"), four("4", 4, "the schedule's format");
-  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows));
+  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows, false));
   LACUNA_RETURN_IF_ERROR(match(args.schedule, "schedule")
                              .shape({&entries, &four})
                              .dtypes({kI32})
@@ -305,8 +300,8 @@ Status Op<BuildMaskArgs>::validate(const BuildMaskArgs& args) {
                              .dtypes({kI32})
                              .last_contiguous()
                              .status());
-  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows));
-  LACUNA_RETURN_IF_ERROR(check_row_ints(args.key_begin, "key_begin", rows));
+  LACUNA_RETURN_IF_ERROR(check_row_ints(args.valid_counts, "valid_counts", rows, false));
+  LACUNA_RETURN_IF_ERROR(check_row_ints(args.key_begin, "key_begin", rows, false));
   LACUNA_RETURN_IF_ERROR(check_bit_mask(args.mask, "mask", rows));
   if (args.key_count < 0 || args.key_count > 32 * args.mask.shape[1]) {
     return invalid_argument("key_count: " + std::to_string(args.key_count) + ", expected 0 to " +

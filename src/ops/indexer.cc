@@ -11,13 +11,6 @@ constexpr auto kF32 = DType::kFloat32;
 constexpr auto kBf16 = DType::kBFloat16;
 constexpr auto kI32 = DType::kInt32;
 
-Status check_row_ints(const ConstTensorView& tensor, const char* name, Dim& rows, bool required) {
-  if (tensor.empty() && !required) {
-    return ok_status();
-  }
-  return match(tensor, name).shape({&rows}).dtypes({kI32}).status();
-}
-
 Status check_table(const ConstTensorView& table) {
   Dim requests("R"), columns("max_blocks");
   return match(table, "block_table")
