@@ -34,10 +34,11 @@ ROOMS = {
     "src/engine": MODEL,
     "src/server": ["core"],
     # `lacuna logits` records what the engine computes inside, which is not public.
-    "src/cli": ["core", "ops", "server", "engine/recorder.h"] + CASES,
+    "src/cli": ["core", "ops", "server", "engine/recorder.h", "benchmarks"] + CASES,
     "bindings": [],
     "examples": [],
-    "benchmarks": OPS + ["backends/registry.h", "benchmarks"] + CASES,
+    "benchmarks": OPS + ["backends/registry.h", "backends/cuda/device", "backends/cuda/launch.h",
+                         "benchmarks"] + CASES,
     # Tests of a room see what the room sees, and the room.
     "tests/core": ["core"],
     "tests/ops": OPS,
@@ -49,6 +50,7 @@ ROOMS = {
     "tests/engine": MODEL + ["engine"],
     "tests/server": ["core", "server"],
     "tests/cli": ["core", "cli"],
+    "tests/benchmarks": OPS + ["benchmarks"] + CASES,
     "tests/bindings": [],
     "tests/conformance": OPS + ["backends/registry.h"] + CASES,
     "tests/reference": OPS + CASES,

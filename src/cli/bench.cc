@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/bench_attention_gpu.h"
 #include "cli/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
@@ -31,12 +32,17 @@ namespace lacuna::cli {
 namespace {
 
 struct BenchFlags {
-  int64_t heads = 16;
-  int64_t d_qk = 576;
-  int64_t topk = 2048;
-  int64_t rows = 1;
-  int64_t context = 4096;
+  std::string device = "cpu";
+  std::vector<int64_t> heads = {16};
+  std::vector<int64_t> d_qk = {576};
+  std::vector<int64_t> topk = {2048};
+  std::vector<int64_t> rows = {1};
+  int64_t context = 0;  // 0: 4096 on the CPU, 4 GB of tokens on a GPU
   std::string dtype = "bf16";
+  std::string timing = "graph";
+  int64_t rounds = 11;
+  std::string kernel;
+  std::string peer;
   int threads = 0;
   int64_t repeats = 200;
   std::string csv;
@@ -287,49 +293,65 @@ Result<Measurement> measure(const Context& context, const Shape& shape, int64_t 
   return result;
 }
 
-Result<KvLayout> layout_of(const BenchFlags& flags) {
-  if (flags.d_qk != 576 && flags.d_qk != 512) {
-    return invalid_argument(fmt::format(
-        "--d-qk: {}, expected 576 (latent 512, rope 64) or 512 (latent 512)", flags.d_qk));
+Result<KvLayout> layout_of(const std::string& dtype, int64_t d_qk) {
+  if (d_qk != 576 && d_qk != 512) {
+    return invalid_argument(
+        fmt::format("--d-qk: {}, expected 576 (latent 512, rope 64) or 512 (latent 512)", d_qk));
   }
-  const int64_t rope = flags.d_qk - 512;
-  if (flags.dtype == "bf16") {
+  const int64_t rope = d_qk - 512;
+  if (dtype == "bf16") {
     return KvLayout::latent_bf16(512, rope);
   }
-  if (flags.dtype == "f32") {
+  if (dtype == "f32") {
     return KvLayout::latent_f32(512, rope);
   }
-  if (flags.dtype == "fp8_ds_mla") {
+  if (dtype == "fp8_ds_mla") {
     return KvLayout::fp8_ds_mla(rope);
   }
-  return invalid_argument("--dtype: \"" + flags.dtype + "\", expected bf16, f32 or fp8_ds_mla");
+  return invalid_argument("--dtype: \"" + dtype + "\", expected bf16, f32 or fp8_ds_mla");
 }
 
-Result<std::vector<Shape>> shapes_of(const BenchFlags& flags) {
-  LACUNA_ASSIGN_OR_RETURN(const KvLayout layout, layout_of(flags));
-  if (flags.grid) {
-    std::vector<Shape> shapes;
-    for (const int64_t rows : {1, 8}) {
-      for (const int64_t context : {4096, 65536}) {
-        shapes.push_back({16, 2048, rows, context, layout});
-      }
-    }
-    return shapes;
-  }
+Result<Shape> shape_of(const Shape& shape) {
   // The context's rows are int32 ids, and 2^24 of them are 19 GB of bf16.
-  if (flags.heads < 1 || flags.heads > 1024 || flags.topk < 1 || flags.rows < 1 ||
-      flags.rows > 65536 || flags.context > int64_t{1} << 24) {
+  if (shape.heads < 1 || shape.heads > 1024 || shape.topk < 1 || shape.rows < 1 ||
+      shape.rows > 65536 || shape.context > int64_t{1} << 24) {
     return invalid_argument(fmt::format(
         "--heads, --topk, --rows, --context: {}, {}, {}, {}, expected 1 to 1024 heads, a list of "
         "at least 1, 1 to 65536 rows and a context of at most 2^24",
-        flags.heads, flags.topk, flags.rows, flags.context));
+        shape.heads, shape.topk, shape.rows, shape.context));
   }
-  if (flags.topk > flags.context) {
+  if (shape.topk > shape.context) {
     return invalid_argument(
         fmt::format("--topk: {} distinct rows do not exist in --context {}, expected at most that",
-                    flags.topk, flags.context));
+                    shape.topk, shape.context));
   }
-  return std::vector<Shape>{{flags.heads, flags.topk, flags.rows, flags.context, layout}};
+  return shape;
+}
+
+Result<std::vector<Shape>> shapes_of(const BenchFlags& flags) {
+  std::vector<Shape> shapes;
+  for (const int64_t d_qk : flags.d_qk) {
+    LACUNA_ASSIGN_OR_RETURN(const KvLayout layout, layout_of(flags.dtype, d_qk));
+    if (flags.grid) {
+      for (const int64_t rows : {1, 8}) {
+        for (const int64_t context : {4096, 65536}) {
+          shapes.push_back({16, 2048, rows, context, layout});
+        }
+      }
+      continue;
+    }
+    for (const int64_t heads : flags.heads) {
+      for (const int64_t topk : flags.topk) {
+        for (const int64_t rows : flags.rows) {
+          const int64_t context = flags.context == 0 ? 4096 : flags.context;
+          LACUNA_ASSIGN_OR_RETURN(const Shape shape,
+                                  shape_of({heads, topk, rows, context, layout}));
+          shapes.push_back(shape);
+        }
+      }
+    }
+  }
+  return shapes;
 }
 
 std::string now_text() {
@@ -394,6 +416,26 @@ std::string csv_text(const BenchFlags& flags, const std::string& device, const C
 }
 
 Result<int> bench_attention(const BenchFlags& flags) {
+  if (flags.device == "cuda") {
+    return bench_attention_gpu({.heads = flags.heads,
+                                .d_qk = flags.d_qk,
+                                .topk = flags.topk,
+                                .rows = flags.rows,
+                                .context = flags.context,
+                                .dtype = flags.dtype,
+                                .timing = flags.timing,
+                                .rounds = flags.rounds,
+                                .kernel = flags.kernel,
+                                .peer = flags.peer,
+                                .csv = flags.csv,
+                                .commit = flags.commit});
+  }
+  if (flags.device != "cpu") {
+    return invalid_argument("--device: \"" + flags.device + "\", expected cpu or cuda");
+  }
+  if (!flags.peer.empty()) {
+    return invalid_argument("--peer: measured with --device cuda only");
+  }
   LACUNA_ASSIGN_OR_RETURN(const std::vector<Shape> shapes, shapes_of(flags));
   if (flags.repeats < 1 || flags.repeats > 1000000) {
     return invalid_argument(fmt::format("--repeats: {}, expected 1 to 1000000", flags.repeats));
@@ -436,16 +478,28 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* command = bench->add_subcommand(
       "attention", "Sparse MLA: time, and share of what memory and f32 arithmetic allow");
   auto flags = std::make_shared<BenchFlags>();
-  command->add_option("--heads", flags->heads, "Query heads")->capture_default_str();
-  command->add_option("--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)")
-      ->capture_default_str();
-  command->add_option("--topk", flags->topk, "Keys a row reads")->capture_default_str();
-  command->add_option("--rows", flags->rows, "Query rows")->capture_default_str();
-  command->add_option("--context", flags->context, "Cached tokens")->capture_default_str();
+  command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
+  const auto add_list = [&](const char* name, std::vector<int64_t>& values, const char* text) {
+    command->add_option(name, values, text)->delimiter(',')->capture_default_str();
+  };
+  add_list("--heads", flags->heads, "Query heads; several make a grid, like the three below");
+  add_list("--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)");
+  add_list("--topk", flags->topk, "Keys a row reads");
+  add_list("--rows", flags->rows, "Query rows");
+  command->add_option("--context", flags->context,
+                      "Cached tokens; 0: 4096, and 4 GB of them on a GPU");
   command->add_option("--dtype", flags->dtype, "Cache: bf16, f32 or fp8_ds_mla")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
   command->add_option("--repeats", flags->repeats, "Measured calls")->capture_default_str();
+  command->add_option("--timing", flags->timing, "GPU: graph (many calls a launch) or event")
+      ->capture_default_str();
+  command->add_option("--rounds", flags->rounds, "GPU: launches of each graph, or events a shape")
+      ->capture_default_str();
+  command->add_option("--kernel", flags->kernel, "GPU: this kernel; without: as dispatch chooses");
+  command->add_option(
+      "--peer", flags->peer,
+      "GPU: a shared library with the interface of benchmarks/peer.h, measured too");
   command->add_option("--csv", flags->csv, "Also write the results to this file");
   command->add_option("--commit", flags->commit, "What the CSV says was measured");
   command->add_flag("--grid", flags->grid,
