@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "ops/row_steps.h"
+
 namespace lacuna {
 namespace {
 
@@ -143,9 +145,10 @@ Status sparse_mqa_lane(OpRunner& run, const AttentionPlan& plan, const KvCacheVi
 
 Status mha_lane(OpRunner& run, const AttentionPlan& plan, const BatchTensors& tensors,
                 const KvCacheView& latent, const MhaInputs& inputs) {
-  if (run.measuring()) {
-    // Chunks come in every size, and another number of rows may be another kernel's.
-    for (int64_t keys = 1; keys < plan.num_mha_keys; keys *= 2) {
+  // Chunks come in every size, and another number of rows may be another kernel's. It is enough to
+  // run them all once, beside the largest.
+  if (run.measuring() || (run.warming_up() && plan.num_mha_keys == inputs.keys.shape[0])) {
+    for (int64_t keys = 1; keys < plan.num_mha_keys; keys = next_rows(keys, plan.num_mha_keys)) {
       LACUNA_RETURN_IF_ERROR(
           run(LinearArgs{.x = inputs.keys.slice(0, 0, keys).slice(1, 0, latent.layout.latent),
                          .weight = inputs.kv_b,

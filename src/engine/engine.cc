@@ -19,6 +19,7 @@
 #include "engine/step_graphs.h"
 #include "model/chat_template.h"
 #include "model/deepseek_v32.h"
+#include "ops/row_steps.h"
 
 namespace lacuna {
 namespace {
@@ -380,10 +381,10 @@ Status Engine::State::visit_steps(Visit visit) {
     }
     return ok_status();
   };
-  // Kernels may be chosen by the number of rows, so each power of two is asked: of one request and
+  // Kernels may be chosen by the number of rows, so every step of them is asked: of one request and
   // of as many as there can be, at the shortest context (dense lane) and at the longest (sparse
   // lane).
-  for (int64_t rows = 1;; rows = std::min(2 * rows, rows_max())) {
+  for (int64_t rows = 1;; rows = next_rows(rows, rows_max())) {
     for (const int64_t requests : {int64_t{1}, std::min(rows, options.max_num_seqs)}) {
       const int64_t rows_each = (rows + requests - 1) / requests;
       if (rows_each > model_len) {
@@ -420,7 +421,7 @@ Status Engine::State::measure() {
     const StepTensors tensors = buffers->tensors(step_sizes(batch, plan, 0, 0));
     return model->forward(run, batch, tensors.batch, plan, cache, options.selection);
   }));
-  for (int64_t rows = 1;; rows = std::min(2 * rows, logits_rows_max)) {
+  for (int64_t rows = 1;; rows = next_rows(rows, logits_rows_max)) {
     // Any list of as many rows will do: only its shape is looked at.
     const int64_t listed = std::min(rows, rows_max());
     const ConstTensorView row_ids =
@@ -451,15 +452,18 @@ Status Engine::State::warm_up() {
     batch.logits_rows.assign(draw_rows, -1);
     return buffers->send(0, batch, plan, flight.sampler.lists(), {});
   };
-  LACUNA_RETURN_IF_ERROR(visit_steps([&]() -> Status {
+  run.set_warming_up(true);
+  const Status visited = visit_steps([&]() -> Status {
     LACUNA_RETURN_IF_ERROR(send(0));
     const StepTensors tensors = buffers->tensors(step_sizes(batch, plan, 0, 0));
     LACUNA_RETURN_IF_ERROR(
         model->forward(run, batch, tensors.batch, plan, cache, options.selection));
     return runtime->synchronize(device.index, stream.get());
-  }));
+  });
+  run.set_warming_up(false);
+  LACUNA_RETURN_IF_ERROR(visited);
   const int64_t draw_rows_max = buffers->drawn().shape[0];
-  for (int64_t rows = 1;; rows = std::min(2 * rows, draw_rows_max)) {
+  for (int64_t rows = 1;; rows = next_rows(rows, draw_rows_max)) {
     make_batch(rows, rows, rows);
     plan_attention(batch, limits, &plan);
     LACUNA_RETURN_IF_ERROR(send(rows));

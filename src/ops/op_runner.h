@@ -28,6 +28,9 @@ class OpRunner {
   void set_launch(const Launch& launch) { launch_ = launch; }
   void set_measuring(bool measuring) { measuring_ = measuring; }
   bool measuring() const { return measuring_; }
+  // Steps are run to have everything prepared: what comes in many sizes is run in all of them.
+  void set_warming_up(bool warming_up) { warming_up_ = warming_up; }
+  bool warming_up() const { return warming_up_; }
   int64_t workspace_bytes_max() const { return workspace_bytes_max_; }
   // Also add up the time of each kernel's calls: the wall's, or, given the runtime of a device that
   // runs behind the host, the device's between two events around the call. The latter are added by
@@ -140,6 +143,7 @@ class OpRunner {
   ForcedKernels forced_;
   Launch launch_;
   bool measuring_ = false;
+  bool warming_up_ = false;
   int64_t workspace_bytes_max_ = 0;
   bool timing_ = false;
   const Runtime* events_ = nullptr;

@@ -1,6 +1,8 @@
 // linear and head_linear through cuBLASLt. Its operands have one type: where one is f32 and the
 // other bf16, the f32 one is taken apart into three bf16 matrices and three products are added up,
-// which is exact up to the f32 sums. Algorithms are asked for once a shape.
+// which is exact up to the f32 sums. For many rows FP8 weights are multiplied out to bf16, a panel
+// at a time: each weight is rounded once more, to 8 bits. Algorithms are asked for once a shape, rows
+// rounded up: an engine's steps have any number of rows, and asking takes longer than most products.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -11,7 +13,9 @@
 #include "backends/cuda/model/cublaslt.h"
 #include "backends/cuda/model/linear.h"
 #include "backends/cuda/model/split_bf16.h"
+#include "backends/cuda/model/widen_fp8.h"
 #include "core/workspace.h"
+#include "ops/row_steps.h"
 
 namespace lacuna::cuda {
 namespace {
@@ -86,7 +90,7 @@ Problem problem_of(const HeadLinearArgs& args) {
 }
 
 int64_t split_k_bytes(const Problem& problem) {
-  return std::clamp(kSplitCopies * 4 * problem.rows * problem.heads * problem.columns,
+  return std::clamp(kSplitCopies * 4 * round_rows(problem.rows) * problem.heads * problem.columns,
                     kSplitBytesMin, kSplitBytesMax);
 }
 
@@ -214,8 +218,9 @@ Algorithm find_algorithm(const CublasLt& lt, const Problem& p, int device_idx,
   return result;
 }
 
-// Never forgotten: as many as there are layer shapes and numbers of rows.
-const Algorithm& algorithm(const CublasLt& lt, const Problem& p, int device_idx) {
+// For the problem with its rows rounded up, or `exact`. Never forgotten: there are only so many.
+const Algorithm& algorithm(const CublasLt& lt, Problem p, int device_idx, bool exact = false) {
+  p.rows = exact ? p.rows : round_rows(p.rows);
   static std::mutex mutex;
   static std::map<Key, Algorithm> known;
   const std::array<uint32_t, 3> alignments = {
@@ -322,12 +327,20 @@ Status run_product(const CublasLt& lt, const Problem& p, float beta, const Parts
   Descriptors descriptors;
   LACUNA_RETURN_IF_ERROR(describe(lt, p, &descriptors));
   const float alpha = 1;
-  return lt_status(
-      lt.matmul(handle, &descriptors.product, &alpha, p.weight.data, &descriptors.a, p.x.data,
-                &descriptors.b, &beta, p.out, &descriptors.c, p.out, &descriptors.c, &chosen.algo,
-                parts.split_k, static_cast<size_t>(split_k_bytes(p)),
-                static_cast<cudaStream_t>(where.stream)),
-      "cublasLtMatmul");
+  const auto multiply = [&](const Algorithm& with) {
+    return lt.matmul(handle, &descriptors.product, &alpha, p.weight.data, &descriptors.a, p.x.data,
+                     &descriptors.b, &beta, p.out, &descriptors.c, p.out, &descriptors.c,
+                     &with.algo, parts.split_k, static_cast<size_t>(split_k_bytes(p)),
+                     static_cast<cudaStream_t>(where.stream));
+  };
+  cublasStatus_t status = multiply(chosen);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
+    // Not for these rows after all.
+    const Algorithm& own = algorithm(lt, p, device.device.index, true);
+    LACUNA_RETURN_IF_ERROR(own.status);
+    status = multiply(own);
+  }
+  return lt_status(status, "cublasLtMatmul");
 }
 
 Status run_problem(const Problem& p, const DeviceInfo& device, const Launch& where) {
@@ -350,6 +363,44 @@ Status run_problem(const Problem& p, const DeviceInfo& device, const Launch& whe
         run_product(*lt, part_of(p, parts, i), i == 2 ? 0.0f : 1.0f, parts, device, where));
   }
   return ok_status();
+}
+
+// ---- FP8 weights ----
+
+// Elements of a panel of weights as bf16: enough columns to fill a GPU.
+constexpr int64_t kPanelElements = int64_t{32} << 20;
+
+// The product of columns [begin, end) of out, with weights in the workspace.
+Problem panel_of(const LinearArgs& args, int64_t begin, int64_t end, const Bf16* weight) {
+  Problem panel = problem_of(args);
+  panel.columns = end - begin;
+  panel.weight = {weight, kBf16, args.x.shape[1], 0};
+  panel.out = static_cast<char*>(args.out.data) + begin * size_bytes(args.out.dtype);
+  return panel;
+}
+
+// Whole blocks of scales, or all there are.
+int64_t panel_columns(const LinearArgs& args) {
+  const int64_t blocks = kPanelElements / std::max<int64_t>(1, args.x.shape[1]) / kWeightScaleBlock;
+  return std::clamp<int64_t>(std::max<int64_t>(1, blocks) * kWeightScaleBlock, 1,
+                             std::max<int64_t>(1, args.out.shape[1]));
+}
+
+struct WidenedScratch {
+  Bf16* weight;
+  void* workspace;  // of the product
+  int64_t workspace_bytes;
+  int64_t used_bytes;
+};
+
+WidenedScratch carve_widened(const LinearArgs& args, Workspace workspace) {
+  const int64_t columns = panel_columns(args);
+  WidenedScratch scratch = {};
+  scratch.weight = workspace.take<Bf16>(columns * args.x.shape[1]);
+  scratch.workspace_bytes = carve(panel_of(args, 0, columns, nullptr), Workspace()).used_bytes;
+  scratch.workspace = workspace.take<char>(scratch.workspace_bytes);
+  scratch.used_bytes = workspace.used_bytes();
+  return scratch;
 }
 
 }  // namespace
@@ -377,5 +428,49 @@ Status run(const HeadLinearArgs& args, const DeviceInfo& device, const Launch& w
 }
 
 }  // namespace cublaslt
+
+namespace widened {
+
+Status supports(const LinearArgs& args, const DeviceInfo& device) {
+  if (args.x.dtype != kBf16 || args.weight.dtype != DType::kFloat8E4M3) {
+    return unsupported("x, weight: this kernel multiplies bf16 x by FP8 weights");
+  }
+  const int64_t columns = args.out.shape[1];
+  if (columns == 0) {
+    return unsupported("weight: no rows");
+  }
+  const int64_t step = panel_columns(args);
+  const int64_t last = (columns - 1) / step * step;
+  LACUNA_RETURN_IF_ERROR(supports_problem(panel_of(args, 0, step, nullptr), device));
+  return supports_problem(panel_of(args, last, columns, nullptr), device);
+}
+
+// Widening costs as much as reading the weights five times: it pays where a product takes longer.
+bool preferred(const LinearArgs& args, const DeviceInfo&) {
+  constexpr int64_t kRowsMin = 96;
+  return args.x.shape[0] >= kRowsMin;
+}
+
+int64_t workspace(const LinearArgs& args, const DeviceInfo&) {
+  return carve_widened(args, Workspace()).used_bytes;
+}
+
+Status run(const LinearArgs& args, const DeviceInfo& device, const Launch& where) {
+  const WidenedScratch scratch = carve_widened(args, {where.workspace, where.workspace_bytes});
+  const Launch inner = {.stream = where.stream,
+                        .workspace = scratch.workspace,
+                        .workspace_bytes = scratch.workspace_bytes};
+  const int64_t columns = args.out.shape[1];
+  const int64_t step = panel_columns(args);
+  for (int64_t begin = 0; begin < columns; begin += step) {
+    const int64_t end = std::min(begin + step, columns);
+    LACUNA_RETURN_IF_ERROR(launch_widen_fp8(args.weight, args.weight_scale, begin, end - begin,
+                                            scratch.weight, device, where));
+    LACUNA_RETURN_IF_ERROR(run_problem(panel_of(args, begin, end, scratch.weight), device, inner));
+  }
+  return ok_status();
+}
+
+}  // namespace widened
 
 }  // namespace lacuna::cuda
