@@ -291,6 +291,28 @@ TEST(Plan, ForceDenseTakesDecodeRowsToo) {
   EXPECT_EQ(keys_read(batch, plan, 10, 0), 40);
 }
 
+TEST(Plan, AUniformPlanIsTheSameForEveryBatchOfItsShape) {
+  AttentionPlan plan;
+  plan_attention(batch_of(0, {{10, 10}, {5, 5}}), kLimits, &plan);
+  ASSERT_EQ(plan.prefill_lane, Lane::kDenseMha);
+  for (const int length : {2, 9, 30}) {
+    const Batch batch = batch_of(3, {{2, length}, {2, 2}, {2, 5}});
+    plan_uniform(batch, 2, 4096, &plan);
+    EXPECT_EQ(plan.prefill_lane, Lane::kSparseMqa);
+    EXPECT_EQ(plan.num_mqa_rows, 6);
+    EXPECT_EQ(plan.num_list_rows, 6);
+    EXPECT_EQ(plan.num_mha_rows(batch), 0);
+    EXPECT_EQ(plan.rows_per_request, 2);
+    EXPECT_EQ(plan.visible_length_max, 4096);
+    EXPECT_TRUE(plan.score_keys);
+    EXPECT_TRUE(plan.mqa_is_decode);
+    EXPECT_TRUE(plan.mha_pieces.empty());
+    EXPECT_TRUE(plan.mha_starts.empty());
+    EXPECT_TRUE(plan.cu_seqlens_k.empty());
+    EXPECT_EQ(plan.num_mha_keys, 0);
+  }
+}
+
 TEST(Plan, APlanIsFilledAfreshWhateverItHeld) {
   AttentionPlan plan;
   plan_attention(batch_of(2, {{2, 30}, {2, 7}, {5, 5}, {4, 10}}), kLimits, &plan);

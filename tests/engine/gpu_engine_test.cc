@@ -338,9 +338,26 @@ TEST_F(GpuEngine, AThousandStepsAllocateWaitForAndLoadNothing) {
                         .ok());
       }
     }
+    const int64_t loads_until = ModuleLoads::count();
+    const EngineCounters until = engine->counters();
     const auto step = engine->step();
     ASSERT_TRUE(step.ok()) << step.status().message();
     events += static_cast<int64_t>(step->size());
+    if (ModuleLoads::count() > loads_until) {
+      const EngineCounters now = engine->counters();
+      std::string rows;
+      for (int lane = 0; lane < kNumRowLanes; ++lane) {
+        rows += " " + std::to_string(now.rows_by_lane[lane] - until.rows_by_lane[lane]);
+      }
+      for (const auto& [name, calls] : now.kernel_calls) {
+        if (until.kernel_calls.count(name) == 0) {
+          rows += " " + name;
+        }
+      }
+      std::printf("step %lld loaded %lld modules; rows by lane%s\n",
+                  static_cast<long long>(now.steps),
+                  static_cast<long long>(ModuleLoads::count() - loads_until), rows.c_str());
+    }
   }
   const RuntimeCounters after = runtime_->counters();
   EXPECT_GT(events, 1000);
@@ -368,11 +385,13 @@ TEST_F(GpuEngine, DecodeKeepsTheGpuBusy) {
   const auto engine = make(options);
   ASSERT_NE(engine, nullptr);
   for (int which = 0; which < 64; ++which) {
-    ASSERT_TRUE(engine->submit(request_of(which, 30, 200)).ok());
+    ASSERT_TRUE(engine->submit(request_of(which, 30, 300)).ok());
   }
   // Until everybody decodes, and a little more.
-  while (engine->counters().generated_tokens < 64 * 8) {
+  for (int64_t in_a_row = 0; in_a_row < 8;) {
+    const int64_t graphs = engine->counters().graph_steps;
     ASSERT_TRUE(engine->step().ok());
+    in_a_row = engine->counters().graph_steps > graphs ? in_a_row + 1 : 0;
   }
   const EngineCounters before = engine->counters();
   for (int step = 0; step < 100; ++step) {

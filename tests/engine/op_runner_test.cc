@@ -44,6 +44,40 @@ TEST(OpRunner, TimesCallsWhenAsked) {
   EXPECT_GT(run.uses().begin()->second.seconds, 0);
 }
 
+TEST(OpRunner, CapturedCallsCountWhenTheyAreReplayed) {
+  const Context context = one_thread();
+  OpRunner run(context);
+  Sum sum;
+  ASSERT_TRUE(run(sum.args()).ok());
+  const OpRunner::Uses before = run.uses();
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(run(sum.args()).ok());
+  }
+  const OpRunner::Tally tally = run.take_calls_since(before);
+  EXPECT_EQ(run.uses().begin()->second.calls, 1);
+  ASSERT_EQ(tally.size(), 1u);
+  OpRunner::count(tally);
+  OpRunner::count(tally);
+  EXPECT_EQ(run.uses().begin()->second.calls, 5);
+  EXPECT_STREQ(run.uses().begin()->second.op, "add");
+}
+
+TEST(OpRunner, ADeviceThatRunsBehindIsTimedByEvents) {
+  const Context context = one_thread();
+  Runtime runtime = *context.state().backends.back()->runtime;
+  runtime.elapsed_ms = [](void*, void*) { return Result<double>(2.0); };
+  OpRunner run(context);
+  run.set_timing(true, &runtime);
+  Sum sum;
+  for (int round = 1; round <= 2; ++round) {
+    ASSERT_TRUE(run(sum.args()).ok());
+    ASSERT_TRUE(run(sum.args()).ok());
+    ASSERT_TRUE(run.collect_timing().ok());
+    EXPECT_EQ(run.uses().begin()->second.calls, 2 * round);
+    EXPECT_DOUBLE_EQ(run.uses().begin()->second.seconds, 0.004 * round);
+  }
+}
+
 TEST(OpRunner, ACallThatFailsValidationIsNoKernelsCall) {
   const Context context = one_thread();
   OpRunner run(context);

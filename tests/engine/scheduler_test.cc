@@ -312,5 +312,69 @@ TEST(FillBatch, OneTokenOfAFreshPrompt) {
   EXPECT_EQ(batch.logits_rows, Ints{0});
 }
 
+TEST(FillBatch, ATokenThatIsNotKnownYetNamesTheRowThatDrawsIt) {
+  BlockPool pool(20);
+  auto known = sequence_of(1, 2, &pool);
+  auto unknown = sequence_of(2, 3, &pool);
+  ASSERT_TRUE(known->blocks.reserve(3).ok());
+  ASSERT_TRUE(unknown->blocks.reserve(4).ok());
+  known->num_computed = 2;
+  known->tokens.push_back(9);
+  unknown->num_computed = 3;
+  unknown->tokens.push_back(-1);
+  unknown->num_unknown = 1;
+  unknown->drawn_row = 5;
+  Batch batch;
+  fill_batch({{known.get(), 1, true}}, &batch, 7);
+  EXPECT_TRUE(batch.token_sources.empty());
+  EXPECT_EQ(batch.table_width, 7);
+  fill_batch({{known.get(), 1, true}, {unknown.get(), 1, true}, {known.get(), 1, true}}, &batch);
+  EXPECT_EQ(batch.token_ids, (Ints{9, -1, 9}));
+  EXPECT_EQ(batch.token_sources, (Ints{-1, 5, -1}));
+}
+
+TEST(PadBatch, AddsRequestsThatDoNothing) {
+  BlockPool pool(4);
+  auto sequence = sequence_of(1, 2, &pool);
+  ASSERT_TRUE(sequence->blocks.reserve(2).ok());
+  Batch batch;
+  fill_batch({{sequence.get(), 2, true}}, &batch, 2);
+  pad_batch(3, 2, &batch);
+  EXPECT_EQ(batch.num_requests(), 3);
+  EXPECT_EQ(batch.query_starts, (Ints{0, 2, 4, 6}));
+  EXPECT_EQ(batch.seq_lens, (Ints{2, 0, 0}));
+  EXPECT_EQ(batch.request_ids, (Ints{0, 0, -1, -1, -1, -1}));
+  EXPECT_EQ(batch.slot_mapping, (std::vector<int64_t>{0, 1, -1, -1, -1, -1}));
+  EXPECT_EQ(batch.visible_lengths, (Ints{1, 2, 0, 0, 0, 0}));
+  EXPECT_EQ(batch.token_ids, (Ints{100, 101, 0, 0, 0, 0}));
+  EXPECT_EQ(batch.positions, (Ints{0, 1, 0, 0, 0, 0}));
+  EXPECT_EQ(batch.block_table, (Ints{0, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(batch.logits_rows, Ints{1});
+}
+
+TEST(Scheduler, ASequenceWhoseLastTokenIsUnderWayIsNotScheduled) {
+  BlockPool pool(8);
+  Scheduler scheduler({.rows_max = 16, .sequences_max = 4});
+  auto owned = sequence_of(1, 3, &pool);
+  Sequence* sequence = owned.get();
+  scheduler.add(std::move(owned));
+  std::vector<ScheduledRows> rows;
+  Sequence* stuck = nullptr;
+  scheduler.schedule(&rows, &stuck);
+  ASSERT_EQ(rows.size(), 1u);
+  scheduler.commit(rows);
+  sequence->tokens.push_back(-1);
+  sequence->num_unknown = 1;
+  sequence->drawn_row = 0;
+  scheduler.schedule(&rows, &stuck);
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0].num_rows, 1);
+  sequence->ends = true;
+  scheduler.schedule(&rows, &stuck);
+  EXPECT_TRUE(rows.empty());
+  EXPECT_EQ(stuck, nullptr);
+  EXPECT_FALSE(scheduler.empty());
+}
+
 }  // namespace
 }  // namespace lacuna
