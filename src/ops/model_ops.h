@@ -1,6 +1,6 @@
 // The engine's own operations: what a transformer layer needs around attention. Not part of the
-// public library. Activations are f32 or bf16; weights are f32 or bf16 (widened exactly);
-// accumulation is f32. Shapes: T rows.
+// public library. Activations are f32 or bf16; weights are f32, bf16 or FP8 with scales (widened
+// exactly); accumulation is f32. Shapes: T rows.
 #pragma once
 
 #include <cstdint>

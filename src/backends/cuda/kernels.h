@@ -27,7 +27,7 @@ extern const Kernel<EmbeddingArgs> kEmbedding;
 extern const Kernel<RmsNormArgs> kRmsNorm;
 extern const Kernel<LayerNormArgs> kLayerNorm;
 extern const Kernel<RopeArgs> kRope;
-extern const Kernel<LinearArgs> kLinear[5];
+extern const Kernel<LinearArgs> kLinear[6];
 extern const Kernel<HeadLinearArgs> kHeadLinear[3];
 extern const Kernel<SiluMulArgs> kSiluMul;
 extern const Kernel<MoeRouteArgs> kMoeRoute;

@@ -5,18 +5,24 @@
 
 namespace lacuna::cuda {
 
-const Kernel<LinearArgs> kLinear[5] = {
+const Kernel<LinearArgs> kLinear[6] = {
     {.name = "cuda/linear_few_rows",
      .supports = few_rows::supports,
      .preferred = few_rows::preferred,
      .run = few_rows::run},
     {.name = "cuda/linear_few_rows_fma",
      .supports = few_rows_fma::supports,
+     .preferred = few_rows_fma::preferred,
      .run = few_rows_fma::run},
     {.name = "cuda/linear_cublaslt",
      .supports = cublaslt::supports,
      .workspace_bytes = cublaslt::workspace,
      .run = cublaslt::run},
+    {.name = "cuda/linear_widened",
+     .supports = widened::supports,
+     .preferred = widened::preferred,
+     .workspace_bytes = widened::workspace,
+     .run = widened::run},
     {.name = "cuda/linear_tiles", .supports = tiles::supports, .run = tiles::run},
     {.name = "cuda/linear_generic", .supports = generic::supports, .run = generic::run},
 };

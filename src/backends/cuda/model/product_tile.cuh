@@ -13,10 +13,9 @@
 
 namespace lacuna::cuda {
 
-inline constexpr int kTileThreads = 256;
+inline constexpr int kTileThreads = 128;
 inline constexpr int kTileWeightRows = 128;
 inline constexpr int kTileDepth = 64;
-inline constexpr int kTileWarpsTall = 4;  // along the weights' rows; two along the rows of x
 
 // Stages that keep enough bytes on their way, within 96 KB.
 template <class W, int kRows>
@@ -69,14 +68,12 @@ __device__ inline void load_weights(uint32_t (&to)[4], const uint8_t* stage, int
 __device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // Blocks an SM that the registers should allow.
-template <class W, int kRows>
-constexpr int kTileBlocks = kRows >= 128 || (kRows >= 64 && sizeof(W) == 1) ? 1
-                            : kRows >= 64                                   ? 2
-                                                                            : 3;
+template <int kRows>
+constexpr int kTileBlocks = kRows >= 64 ? 2 : 4;
 
 template <class W, int kRows, bool kGated>
 __global__ __launch_bounds__(kTileThreads,
-                             (kTileBlocks<W, kRows>)) void product_kernel(const ProductParams p) {
+                             kTileBlocks<kRows>) void product_kernel(const ProductParams p) {
   constexpr bool kFp8 = sizeof(W) == 1;
   constexpr int kStages = kTileStages<W, kRows>;
   constexpr int kStageBytes = kTileStageBytes<W, kRows>;
@@ -84,7 +81,7 @@ __global__ __launch_bounds__(kTileThreads,
   constexpr int kWeightChunks = kWeightBytes / 16 / kTileWeightRows;  // 16 bytes each, of a row
   constexpr int kWeightLoads = kTileWeightRows * kWeightChunks / kTileThreads;
   constexpr int kXLoads = (kRows * 8 + kTileThreads - 1) / kTileThreads;
-  constexpr int kRowTiles = kRows / 16;  // of 8 rows, a warp
+  constexpr int kRowTiles = kRows / 8;
   constexpr int kColumns = kGated ? kTileWeightRows / 2 : kTileWeightRows;
   extern __shared__ __align__(128) uint8_t smem[];
 
@@ -166,8 +163,8 @@ __global__ __launch_bounds__(kTileThreads,
   const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
   const int g = lane_idx / 4;
   const int t = lane_idx % 4;
-  const int weight_row0 = warp_idx % kTileWarpsTall * 32;
-  const int row0 = warp_idx / kTileWarpsTall * (kRows / 2);
+  // A warp multiplies 32 rows of weights by all rows of x: FP8 is widened once.
+  const int weight_row0 = warp_idx * 32;
 
   // Scales of the warp's two tiles of 16 weight rows, which lie in one row of blocks each.
   const float* scales[2] = {};
@@ -213,7 +210,7 @@ __global__ __launch_bounds__(kTileThreads,
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
         uint32_t b[4];
-        load_shared_16(b, stage + kWeightBytes + 16 * swizzle_bf16(row0 + 8 * n + g, 4 * half + t));
+        load_shared_16(b, stage + kWeightBytes + 16 * swizzle_bf16(8 * n + g, 4 * half + t));
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
           auto& sums = kFp8 ? part[m][n] : acc[m][n];
@@ -256,7 +253,7 @@ __global__ __launch_bounds__(kTileThreads,
   for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      const int row = row0 + 8 * n + 2 * t + c % 2;
+      const int row = 8 * n + 2 * t + c % 2;
       if constexpr (kGated) {
         store(row, column0 + weight_row0 / 2 + g + c / 2 * 8, silu(acc[0][n][c]) * acc[1][n][c]);
       } else {
