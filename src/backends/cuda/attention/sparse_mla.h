@@ -3,7 +3,7 @@
 // same whatever its rows hold.
 #pragma once
 
-#include <vector_types.h>
+#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -35,8 +35,8 @@ __device__ int num_states(const SparseMlaParams& p, int64_t item, int64_t& row, 
 }
 
 template <int kSplitWarps>
-__global__ __launch_bounds__(kThreads) void combine_kernel(const SparseMlaParams p,
-                                                           int64_t num_items, int num_strips) {
+__global__ __launch_bounds__(kThreads) void combine_kernel(
+    const __grid_constant__ SparseMlaParams p, int64_t num_items, int num_strips) {
   __shared__ float4 parts[kSplitWarps == 1 ? 1 : kWarps][kWarp];
   pdl_wait();
   pdl_launch_dependents();
@@ -55,14 +55,37 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(const SparseMlaParams
   if (states == 0) {
     return;  // the same for the whole block (or the warp, where warps do not meet)
   }
-  // Every warp works the weights out: two states a lane.
+  // All reads at once: the sums, two states a lane, and the values, whatever their weights.
   float2 sums[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int s = lane_idx + i * kWarp;
-    sums[i] = s < states ? p.partial_sums[(slot + s) * p.num_heads + head]
+    sums[i] = s < states ? __ldcg(p.partial_sums + (slot + s) * p.num_heads + head)
                          : make_float2(kMinusInfinity, 0.0f);
   }
+  const int column = strip * kColumns + 4 * lane_idx;
+  const bool vectors = p.latent % 4 == 0;
+  constexpr int kReads = kSplitWarps == 1 ? static_cast<int>(kManySplits) - 1 : kSplitsMax / kWarps;
+  float4 values[kReads];
+#pragma unroll
+  for (int i = 0; i < kReads; ++i) {
+    const int s = kSplitWarps == 1 ? i : i * kWarps + warp_idx;
+    values[i] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (s < states) {
+      const float* part = p.partial_out + ((slot + s) * p.num_heads + head) * p.latent;
+      if (vectors) {
+        if (column < p.latent) {
+          values[i] = __ldcg(reinterpret_cast<const float4*>(part + column));
+        }
+      } else {
+        values[i].x = column < p.latent ? __ldcg(part + column) : 0.0f;
+        values[i].y = column + 1 < p.latent ? __ldcg(part + column + 1) : 0.0f;
+        values[i].z = column + 2 < p.latent ? __ldcg(part + column + 2) : 0.0f;
+        values[i].w = column + 3 < p.latent ? __ldcg(part + column + 3) : 0.0f;
+      }
+    }
+  }
+  // Every warp works the weights out.
   const float max = reduce_warp(fmaxf(sums[0].x, sums[1].x), Max());
   const float shift = max == kMinusInfinity ? 0.0f : max;
   float weights[2];
@@ -72,28 +95,19 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(const SparseMlaParams
   }
   const float sum = reduce_warp(weights[0] * sums[0].y + weights[1] * sums[1].y, Sum());
   float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-  const int column = strip * kColumns + 4 * lane_idx;
-  const bool vectors = p.latent % 4 == 0;
-  for (int s = kSplitWarps == 1 ? 0 : warp_idx; s < states; s += kSplitWarps) {
-    const float weight = __shfl_sync(0xffffffffu, s < kWarp ? weights[0] : weights[1], s % kWarp);
-    const float state_max = __shfl_sync(0xffffffffu, s < kWarp ? sums[0].x : sums[1].x, s % kWarp);
-    if (state_max == kMinusInfinity) {
-      continue;  // a split without keys wrote no sums of values
+#pragma unroll
+  for (int i = 0; i < kReads; ++i) {
+    const int s = kSplitWarps == 1 ? i : i * kWarps + warp_idx;
+    const int half = i * kSplitWarps / kWarp;  // whose lanes hold state s
+    const float state_max = __shfl_sync(0xffffffffu, sums[half].x, s % kWarp);
+    const float weight = __shfl_sync(0xffffffffu, weights[half], s % kWarp);
+    // A split without keys wrote no values.
+    if (state_max != kMinusInfinity) {
+      total.x += weight * values[i].x;
+      total.y += weight * values[i].y;
+      total.z += weight * values[i].z;
+      total.w += weight * values[i].w;
     }
-    const float* part = p.partial_out + ((slot + s) * p.num_heads + head) * p.latent;
-    float4 value = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (vectors && column < p.latent) {
-      value = __ldcg(reinterpret_cast<const float4*>(part + column));
-    } else if (!vectors) {
-      value.x = column < p.latent ? __ldcg(part + column) : 0.0f;
-      value.y = column + 1 < p.latent ? __ldcg(part + column + 1) : 0.0f;
-      value.z = column + 2 < p.latent ? __ldcg(part + column + 2) : 0.0f;
-      value.w = column + 3 < p.latent ? __ldcg(part + column + 3) : 0.0f;
-    }
-    total.x += weight * value.x;
-    total.y += weight * value.y;
-    total.z += weight * value.z;
-    total.w += weight * value.w;
   }
   if constexpr (kSplitWarps > 1) {
     parts[warp_idx][lane_idx] = total;
@@ -112,11 +126,11 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(const SparseMlaParams
   }
   const float factor = finish_head(p, row, head, max, sum, strip == 0 && lane_idx == 0);
   const int64_t at = row * p.out_strides[0] + head * p.out_strides[1] + column;
-  const float values[4] = {total.x, total.y, total.z, total.w};
+  const float outs[4] = {total.x, total.y, total.z, total.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (column + i < p.latent) {
-      store_out(p, at + i, factor == 0.0f ? 0.0f : values[i] * factor);
+      store_out(p, at + i, factor == 0.0f ? 0.0f : outs[i] * factor);
     }
   }
 }

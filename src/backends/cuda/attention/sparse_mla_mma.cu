@@ -45,8 +45,9 @@ constexpr int kScorePitch = kTileKeys + 8;
 constexpr int kWeightPitch = 2 * kTileKeys + 16;
 constexpr int kFp8Bytes = static_cast<int>(kFp8DsMlaRowBytes);
 
-// GPUs whose SMs have no room for two blocks with fp8_ds_mla may use registers for one.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+// With fp8_ds_mla two blocks an SM only where it was looked at: sm_80, sm_86, sm_89 and sm_120 have
+// no shared memory for two, and elsewhere their registers would spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
 constexpr int kFp8BlocksPerSm = 1;
 #else
 constexpr int kFp8BlocksPerSm = 2;
@@ -195,9 +196,31 @@ __device__ void unpark(const uint4* from, uint32_t (&fragment)[4]) {
   fragment[3] = words.w;
 }
 
-// Two neighbouring elements of the query.
-__device__ uint32_t load_pair(const Bf16* row, int column) {
-  return row == nullptr ? 0u : *reinterpret_cast<const uint32_t*>(row + column);
+// Word w of lane t of a quad of lanes becomes word t of lane w.
+__device__ void transpose_quad(uint32_t (&words)[4]) {
+  const int lane_idx = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool upper = (lane_idx & bit) != 0;
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const int first = bit == 1 ? 2 * pair : pair;
+      const uint32_t sent = upper ? words[first] : words[first + bit];
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, bit);
+      (upper ? words[first] : words[first + bit]) = received;
+    }
+  }
+}
+
+// 16 bytes of the query a lane, then across the quad what the lane needs of its four chunks of 8
+// columns: the pair 2 t, 2 t + 1 of each.
+__device__ void load_query(const Bf16* from, uint32_t (&words)[4]) {
+  const uint4 chunk = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from);
+  words[0] = chunk.x;
+  words[1] = chunk.y;
+  words[2] = chunk.z;
+  words[3] = chunk.w;
+  transpose_quad(words);
 }
 
 template <bool kFp8, bool kHasRope>
@@ -248,26 +271,35 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
                                   head * p.q_rope_strides[1]
                             : nullptr;
     }
-    const auto fragment = [&](const Bf16* const(&of_heads)[2], int column) {
-      return uint4{load_pair(of_heads[0], column), load_pair(of_heads[1], column),
-                   load_pair(of_heads[0], column + 8), load_pair(of_heads[1], column + 8)};
-    };
-    const int column = column_group * 128 + 2 * group_column;
+    // Loads of whole 64-byte pieces: pairs one by one would keep L1 busy for longer than the keys
+    // take to come.
+    const int column = column_group * 128 + 8 * group_column;
 #pragma unroll
-    for (int step = 0; step < kLatentSteps; ++step) {
-      const uint4 pairs = fragment(rows, column + step * 16);
-      if (step < kHeldSteps) {
-        query[step][0] = pairs.x;
-        query[step][1] = pairs.y;
-        query[step][2] = pairs.z;
-        query[step][3] = pairs.w;
-      } else {
-        parked_query[(step - kHeldSteps) * kThreads] = pairs;
+    for (int step = 0; step < kLatentSteps; step += 2) {
+      uint32_t words[2][4];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        load_query(rows[i] == nullptr ? nullptr : rows[i] + column + step * 16, words[i]);
+      }
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        if (step + s < kHeldSteps) {
+          query[step + s][0] = words[0][2 * s];
+          query[step + s][1] = words[1][2 * s];
+          query[step + s][2] = words[0][2 * s + 1];
+          query[step + s][3] = words[1][2 * s + 1];
+        } else {
+          parked_query[(step + s - kHeldSteps) * kThreads] = {
+              words[0][2 * s], words[1][2 * s], words[0][2 * s + 1], words[1][2 * s + 1]};
+        }
       }
     }
     if constexpr (kHasRope) {
-      parked_query[Smem::kParkedSteps * kThreads] =
-          fragment(rope_rows, column_group * 16 + 2 * group_column);
+      // The two chunks of either row.
+      const Bf16* row = group_column < 2 ? rope_rows[0] : rope_rows[1];
+      uint32_t words[4];
+      load_query(row == nullptr ? nullptr : row + column_group * 16 + group_column % 2 * 8, words);
+      parked_query[Smem::kParkedSteps * kThreads] = {words[0], words[2], words[1], words[3]};
     }
   }
 
@@ -497,14 +529,15 @@ bool lies_at(const void* data, int64_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-Status check_pairs(const ConstTensorView& tensor, const char* name) {
-  if (tensor.empty() ||
-      (lies_at(tensor.data, 4) && tensor.strides[0] % 2 == 0 && tensor.strides[1] % 2 == 0)) {
+// Data and rows at multiples of `bytes`.
+Status check_alignment(const ConstTensorView& tensor, const char* name, int64_t bytes) {
+  const int64_t elements = bytes / size_bytes(tensor.dtype);
+  if (tensor.empty() || (lies_at(tensor.data, bytes) && tensor.strides[0] % elements == 0 &&
+                         tensor.strides[1] % elements == 0)) {
     return ok_status();
   }
-  return unsupported(std::string(name) +
-                     ": 16-bit elements are moved in pairs, expected data at a multiple of 4 bytes "
-                     "and even strides");
+  return unsupported(std::string(name) + ": expected data and rows at multiples of " +
+                     std::to_string(bytes) + " bytes");
 }
 
 template <bool kFp8, bool kHasRope>
@@ -540,11 +573,11 @@ Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& devi
   if (q.dtype != DType::kBFloat16) {
     return unsupported("q: " + std::string(dtype_name(q.dtype)) + ", expected bfloat16");
   }
-  LACUNA_RETURN_IF_ERROR(check_pairs(args.q, "q"));
-  LACUNA_RETURN_IF_ERROR(check_pairs(args.q_nope, "q_nope"));
-  LACUNA_RETURN_IF_ERROR(check_pairs(args.q_rope, "q_rope"));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q, "q", 16));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_nope, "q_nope", 16));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_rope, "q_rope", 16));
   if (args.out.dtype == DType::kBFloat16) {
-    LACUNA_RETURN_IF_ERROR(check_pairs(args.out, "out"));
+    LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 4));
   }
   if (!lies_at(args.kv.data, 16) || args.kv.row_bytes % 16 != 0) {
     return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
