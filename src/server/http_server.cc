@@ -430,6 +430,10 @@ void HttpServer::accept_one() {
   }
   const int yes = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+  if (options_.send_buffer_bytes > 0) {
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &options_.send_buffer_bytes,
+               sizeof(options_.send_buffer_bytes));
+  }
   if (num_connections_ < options_.max_connections) {
     const std::lock_guard lock(mutex_);
     Connection& connection = connections_.emplace_back();

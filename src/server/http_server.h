@@ -23,6 +23,7 @@ struct HttpServerOptions {
   double idle_timeout_seconds = 30;   // between requests, and before the first
   double read_timeout_seconds = 30;   // of a request, headers and body
   double write_timeout_seconds = 30;  // without any progress
+  int send_buffer_bytes = 0;          // of a connection; 0: as the system likes it
 };
 
 class HttpServer {

@@ -578,9 +578,10 @@ TEST(ServerLimits, QueueAndRequestTime) {
 TEST(ServerLimits, AClientThatDoesNotReadIsCutOff) {
   ServerOptions options = test_options();
   options.http.write_timeout_seconds = 0.3;
+  // Small buffers at both ends, so that the stream soon has nowhere to go.
+  options.http.send_buffer_bytes = 4096;
   const std::unique_ptr<Server> server = start(options);
   const int port = server->port();
-  // A small buffer at the client's end, so that the stream soon has nowhere to go.
   Client lazy(port, /*receive_buffer_bytes=*/4096);
   lazy.send_request("POST", "/v1/completions",
                     R"({"prompt":"a","n":8,"max_tokens":1000,"ignore_eos":true,"stream":true,)"
