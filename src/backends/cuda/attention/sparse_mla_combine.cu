@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kColumns = 128;  // 4 a lane
-// From this many splits on, warps share the splits of a head. With 8 splits of 32 rows that took 38.7
-// us instead of 32.0.
+// From this many splits on, warps share the splits of a head. With 8 splits of 32 rows that
+// took 38.7 us instead of 32.0.
 constexpr int64_t kManySplits = 17;
 
 // Row and number of states of an item; 0 states: nothing to do.
