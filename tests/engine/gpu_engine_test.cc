@@ -330,7 +330,7 @@ TEST_F(GpuEngine, AThousandStepsAllocateWaitForAndLoadNothing) {
   int64_t events = 0;
   while (engine->counters().steps < 1000) {
     // Batches of every size, and prompts that arrive while others decode.
-    if (!engine->has_work() || random() % 4 == 0) {
+    if (!engine->has_work() || random() % 16 == 0) {
       for (uint32_t i = random() % 8; i < 8; ++i) {
         ASSERT_TRUE(engine
                         ->submit(request_of(which++, 1 + static_cast<int>(random() % 60),
