@@ -30,7 +30,7 @@ constexpr int64_t kPositionsMax = int64_t{1} << 30;  // positions are int32
 constexpr int64_t kConfigBytesMax = int64_t{16} << 20;
 
 constexpr const char* kFormatsThatLoad =
-    "what loads: bf16, f16 and f32 safetensors without quantization_config";
+    "what loads: bf16, f16 and f32 safetensors, and fp8 ones with weight_block_size [128,128]";
 
 struct Family {
   const char* architecture;

@@ -42,34 +42,26 @@ struct Placement {
   int64_t bytes() const { return num_elements() * size_bytes(dtype); }
 };
 
-template <class T>
-T load_element(const std::byte* data, int64_t i) {
-  T value;  // tensors in a file need not be aligned
-  std::memcpy(&value, data + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-  return value;
-}
-
 inline void store_element(float value, float* to) { *to = value; }
 inline void store_element(float value, Bf16* to) { *to = to_bf16(value); }
 
 template <class From, class To>
 void convert_from(const Placement& from, int64_t begin, int64_t count, To* to) {
-  const std::byte* data = from.entry->data.data();
+  const From* data = reinterpret_cast<const From*>(from.entry->data.data());
   if (from.block_scale == nullptr) {
     for (int64_t i = 0; i < count; ++i) {
-      const double value = to_float(load_element<From>(data, begin + i));
-      store_element(static_cast<float>(value * from.factor), to + i);
+      store_element(static_cast<float>(double{to_float(data[begin + i])} * from.factor), to + i);
     }
     return;
   }
+  const float* scales = reinterpret_cast<const float*>(from.block_scale->data.data());
   const int64_t width = from.entry->shape[1];
   const int64_t row_blocks = ceil_div(width, kWeightScaleBlock);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t n = (begin + i) / width;
     const int64_t k = (begin + i) % width;
-    const double scale = load_element<float>(
-        from.block_scale->data.data(), n / kWeightScaleBlock * row_blocks + k / kWeightScaleBlock);
-    const double value = to_float(load_element<From>(data, begin + i));
+    const double scale = scales[n / kWeightScaleBlock * row_blocks + k / kWeightScaleBlock];
+    const double value = to_float(data[begin + i]);
     store_element(static_cast<float>(value * scale * from.factor), to + i);
   }
 }
@@ -349,10 +341,8 @@ class WeightLoader {
 
   Status place_on_cpu() {
     for (const Placement& placement : pending_) {
-      const std::byte* mapped = placement.entry->data.data();
-      if (placement.verbatim() &&
-          reinterpret_cast<uintptr_t>(mapped) % size_bytes(placement.dtype) == 0) {
-        placement.out->data = mapped;
+      if (placement.verbatim()) {
+        placement.out->data = placement.entry->data.data();
         continue;
       }
       LACUNA_ASSIGN_OR_RETURN(DeviceMemory copy,
@@ -407,11 +397,6 @@ Result<ModelWeights> ModelWeights::load(const ModelConfig& config, const Checkpo
   if (dtype != DType::kFloat32 && dtype != DType::kBFloat16) {
     return invalid_argument("dtype: " + std::string(dtype_name(dtype)) +
                             ", expected float32 or bfloat16");
-  }
-  if (config.fp8_blocks) {
-    return unsupported(
-        "config.json: quantization_config names FP8 weights in 128x128 blocks, which are not "
-        "loaded yet; BF16, F16 and F32 checkpoints load");
   }
   ModelWeights weights;
   WeightLoader load(checkpoint, dtype, config.fp8_blocks, runtime, device, &weights);

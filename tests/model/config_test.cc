@@ -252,8 +252,8 @@ TEST(Config, OtherQuantisationsAreRefusedByName) {
   for (const char* method : {"gptq", "awq", "compressed-tensors", "modelopt", "bitsandbytes"}) {
     EXPECT_EQ(error_of(with(v32(), "quantization_config", {{"quant_method", method}})),
               "config.json: quantization_config.quant_method: \"" + std::string(method) +
-                  "\" is not supported; what loads: bf16, f16 and f32 safetensors without "
-                  "quantization_config");
+                  "\" is not supported; what loads: bf16, f16 and f32 safetensors, and "
+                  "fp8 ones with weight_block_size [128,128]");
   }
   EXPECT_NE(error_of(with(v32(), "quantization_config",
                           {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}))
