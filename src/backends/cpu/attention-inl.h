@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "backends/cpu/pairs-inl.h"
 #include "backends/cpu/simd-inl.h"
 #include "hwy/highway.h"
 #include "lacuna/dtype.h"
@@ -19,12 +20,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace lacuna::cpu::HWY_NAMESPACE {
 
-using FloatTag = hn::ScalableTag<float>;
-using FloatVec = hn::Vec<FloatTag>;
-
-constexpr int kLanes = static_cast<int>(hn::MaxLanes(FloatTag()));
-// Elements that one load_pair covers. Widths are padded to whole pairs.
-constexpr int kPair = 2 * kLanes;
 // Keys of a tile: enough to make the traffic of the accumulators small (they are read and written
 // once a tile), few enough that a tile of rows and the next one stay in a 1 MiB L2.
 constexpr int kTileKeys = 128;
@@ -43,58 +38,6 @@ constexpr int kWeighPairs = kManyRegisters ? 2 : 1;
 // Keys between two prefetch steps: with them a step of weigh_tile lasts as long as one of
 // score_tile.
 constexpr int kWeighStepKeys = 32;
-
-// Two vectors that together hold kPair consecutive elements. Floats come in order. Of bf16 the
-// first vector holds the even elements and the second the odd ones: widening is then one shift and
-// one mask without any shuffle. Whoever meets pairs keeps that order (to_pair_order,
-// from_pair_order).
-HWY_INLINE void load_pair(const float* from, FloatVec& first, FloatVec& second) {
-  const FloatTag d;
-  first = hn::LoadU(d, from);
-  second = hn::LoadU(d, from + kLanes);
-}
-
-HWY_INLINE void load_pair(const Bf16* from, FloatVec& first, FloatVec& second) {
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
-  const auto bits = hn::LoadU(du, reinterpret_cast<const uint32_t*>(from));
-  first = hn::BitCast(d, hn::ShiftLeft<16>(bits));
-  second = hn::BitCast(d, hn::And(bits, hn::Set(du, 0xffff0000u)));
-}
-
-// Copies n floats, a multiple of kPair, into the order in which load_pair(const T*) yields them.
-template <class T>
-HWY_INLINE void to_pair_order(const float* HWY_RESTRICT from, int64_t n, float* HWY_RESTRICT to) {
-  const FloatTag d;
-  for (int64_t i = 0; i < n; i += kPair) {
-    FloatVec first, second;
-    if constexpr (std::is_same_v<T, Bf16>) {
-      hn::LoadInterleaved2(d, from + i, first, second);
-    } else {
-      load_pair(from + i, first, second);
-    }
-    hn::StoreU(first, d, to + i);
-    hn::StoreU(second, d, to + i + kLanes);
-  }
-}
-
-// to[i] = scale * from[i], back in memory order.
-template <class T>
-HWY_INLINE void from_pair_order(const float* HWY_RESTRICT from, int64_t n, float scale,
-                                float* HWY_RESTRICT to) {
-  const FloatTag d;
-  const FloatVec factor = hn::Set(d, scale);
-  for (int64_t i = 0; i < n; i += kPair) {
-    const FloatVec first = hn::Mul(hn::LoadU(d, from + i), factor);
-    const FloatVec second = hn::Mul(hn::LoadU(d, from + i + kLanes), factor);
-    if constexpr (std::is_same_v<T, Bf16>) {
-      hn::StoreInterleaved2(first, second, d, to + i);
-    } else {
-      hn::StoreU(first, d, to + i);
-      hn::StoreU(second, d, to + i + kLanes);
-    }
-  }
-}
 
 // Asks for rows ahead of their use, a few lines at a time, so that the requests spread over the
 // arithmetic of the tile before. Into L2: a tile is larger than L1.
@@ -167,42 +110,6 @@ HWY_INLINE FloatVec exp_nonpositive(FloatVec x) {
   const FloatVec result = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
   // A NaN compares false and stays: clamped carried it through.
   return hn::IfThenElse(hn::Lt(x, lowest), hn::Zero(d), result);
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// Adds the 128-bit blocks of a vector.
-template <class D>
-HWY_INLINE auto sum_blocks(D d, hn::Vec<D> v) {
-  if constexpr (hn::MaxLanes(d) <= 4) {
-    return v;
-  } else {
-    const hn::Half<D> half;
-    return sum_blocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-#endif
-
-// to[i] = scale * sum of the lanes of v_i, for four vectors at once.
-HWY_INLINE void store_sums(FloatVec v0, FloatVec v1, FloatVec v2, FloatVec v3, float scale,
-                           float* HWY_RESTRICT to) {
-#if HWY_TARGET == HWY_SCALAR
-  to[0] = scale * hn::GetLane(v0);
-  to[1] = scale * hn::GetLane(v1);
-  to[2] = scale * hn::GetLane(v2);
-  to[3] = scale * hn::GetLane(v3);
-#else
-  const FloatTag d;
-  const hn::RepartitionToWide<FloatTag> dw;
-  const FloatVec v01 = hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1));
-  const FloatVec v23 = hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3));
-  const auto w01 = hn::BitCast(dw, v01);
-  const auto w23 = hn::BitCast(dw, v23);
-  // Each 128-bit block now holds a part of the four sums, in order.
-  const FloatVec parts = hn::Add(hn::BitCast(d, hn::InterleaveLower(dw, w01, w23)),
-                                 hn::BitCast(d, hn::InterleaveUpper(dw, w01, w23)));
-  const hn::FixedTag<float, 4> d4;
-  hn::StoreU(hn::Mul(sum_blocks(d, parts), hn::Set(d4, scale)), d4, to);
-#endif
 }
 
 // Calls body.operator()<n>() for the n heads that whole blocks leave over, 1 <= n <= kMax.

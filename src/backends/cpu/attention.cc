@@ -226,6 +226,15 @@ void scale_line(float* line, int64_t count, float scale) {
   }
 }
 
+// n elements, a multiple of kPair, widened into pair order.
+HWY_INLINE void widen_pairs(const Bf16* HWY_RESTRICT from, int64_t n, float* HWY_RESTRICT to) {
+  for (int64_t i = 0; i < n; i += kPair) {
+    FloatVec first, second;
+    load_pair(from + i, first, second);
+    store_pair<false>(first, second, to + i);
+  }
+}
+
 // The row's query as floats in pair order, times the per-tensor scales of the keys.
 template <class T>
 void prepare_query(const SparseMlaCall& call, int64_t row, SparseMlaScratch& scratch) {
@@ -233,6 +242,26 @@ void prepare_query(const SparseMlaCall& call, int64_t row, SparseMlaScratch& scr
   const int64_t latent = args.kv.layout.latent;
   const int64_t rope = args.kv.layout.rope;
   const bool split = !args.q_nope.empty();
+  // Two bf16 are in pair order as soon as they are widened.
+  const bool direct = std::is_same_v<T, Bf16> && latent % kPair == 0 && rope % kPair == 0 &&
+                      call.latent_scale == 1.0f && call.rope_scale == 1.0f &&
+                      (split ? args.q_nope : args.q).dtype == DType::kBFloat16 &&
+                      (!split || rope == 0 || args.q_rope.dtype == DType::kBFloat16);
+  if (direct) {
+    const ConstTensorView& nope = split ? args.q_nope : args.q;
+    const ConstTensorView& rotated = split ? args.q_rope : args.q;
+    for (int64_t h = 0; h < call.num_heads; ++h) {
+      float* to = scratch.query + h * call.depth;
+      widen_pairs(nope.as<Bf16>() + row * nope.strides[0] + h * nope.strides[1], latent, to);
+      if (rope > 0) {
+        widen_pairs(rotated.as<Bf16>() + row * rotated.strides[0] + h * rotated.strides[1] +
+                        (split ? 0 : latent),
+                    rope, to + latent);
+      }
+    }
+    scratch.prepared_row = row;
+    return;
+  }
   for (int64_t h = 0; h < call.num_heads; ++h) {
     float* line = scratch.line;
     widen_part(split ? args.q_nope : args.q, row, h, 0, latent, line);
@@ -326,6 +355,17 @@ void add_scaled(float* HWY_RESTRICT acc, float factor, const float* HWY_RESTRICT
   }
 }
 
+// to[i] = scale * from[i], from the pair order of bf16, rounded.
+HWY_INLINE void narrow_pairs(const float* HWY_RESTRICT from, int64_t n, float scale,
+                             Bf16* HWY_RESTRICT to) {
+  const FloatTag d;
+  const FloatVec factor = hn::Set(d, scale);
+  for (int64_t i = 0; i < n; i += kPair) {
+    store_pair<true>(hn::Mul(hn::LoadU(d, from + i), factor),
+                     hn::Mul(hn::LoadU(d, from + i + kLanes), factor), to + i);
+  }
+}
+
 // Joins the states of consecutive slots into the first one, divides, and writes the head's output.
 template <class T>
 void finish_head(const SparseMlaCall& call, int64_t row, int64_t h, const PartialSums& first,
@@ -354,6 +394,9 @@ void finish_head(const SparseMlaCall& call, int64_t row, int64_t h, const Partia
   }
   const bool empty = sum == 0.0f;
   const float lse = empty ? kMinusInfinity : max + std::log(sum);
+  // bf16 out of the pair order of bf16: both halves of a pair go into one word.
+  const bool direct = std::is_same_v<T, Bf16> && !empty && call.width == latent &&
+                      args.out.dtype == DType::kBFloat16;
   if (empty) {
     std::fill_n(line, latent, 0.0f);
   } else {
@@ -363,9 +406,16 @@ void finish_head(const SparseMlaCall& call, int64_t row, int64_t h, const Partia
       const double sink = args.sink.as<float>()[h * args.sink.strides[0]];
       scale /= 1.0 + std::exp(sink - static_cast<double>(lse));
     }
-    from_pair_order<T>(acc, call.width, static_cast<float>(scale), line);
+    if (direct) {
+      narrow_pairs(acc, latent, static_cast<float>(scale),
+                   args.out.as<Bf16>() + row * args.out.strides[0] + h * args.out.strides[1]);
+    } else {
+      from_pair_order<T>(acc, call.width, static_cast<float>(scale), line);
+    }
   }
-  write_line(args.out, row, h, line, latent);
+  if (!direct) {
+    write_line(args.out, row, h, line, latent);
+  }
   if (!args.lse.empty()) {
     args.lse.as<float>()[row * args.lse.strides[0] + h * args.lse.strides[1]] = lse;
   }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "backends/cpu/kernels.h"
+#include "backends/cpu/ranges.h"
 
 namespace lacuna::cpu {
 namespace {
@@ -12,13 +13,16 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 Status run_add(const AddArgs& args, const DeviceInfo& device, const Launch&) {
   const int64_t width = args.out.shape[1];
-  device.thread_pool->parallel_for(args.out.shape[0], [&](int64_t t, int) {
-    const float* x = args.x.as<float>() + t * args.x.strides[0];
-    float* out = args.out.as<float>() + t * args.out.strides[0];
-    for (int64_t i = 0; i < width; ++i) {
-      out[i] += x[i];
-    }
-  });
+  parallel_ranges(device, args.out.shape[0], grain_rows(4 * width),
+                  [&](int64_t begin, int64_t end, int) {
+                    for (int64_t t = begin; t < end; ++t) {
+                      const float* x = args.x.as<float>() + t * args.x.strides[0];
+                      float* out = args.out.as<float>() + t * args.out.strides[0];
+                      for (int64_t i = 0; i < width; ++i) {
+                        out[i] += x[i];
+                      }
+                    }
+                  });
   return ok_status();
 }
 

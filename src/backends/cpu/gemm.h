@@ -41,6 +41,13 @@ int64_t product_scratch(int64_t m, int64_t n, int64_t k);
 // Meant for m <= kFewRows, right for any m.
 void multiply_few_rows(const Product& product, float* scratch);
 
+// multiply_few_rows in two steps, for callers who multiply the same rows by several pieces of b:
+// copies the rows of a into m * k floats, widened and in the order in which the kernels read them.
+// Pieces of kRowBlock rows, from the first one, may be packed apart.
+inline constexpr int64_t kRowBlock = 8;
+void pack_rows_of(const Product& product, float* to);
+void multiply_packed_rows(const Product& product, const float* packed);
+
 // Meant for more rows. Fails only if oneDNN does.
 Status multiply_many_rows(const Product& product, float* scratch);
 

@@ -471,6 +471,16 @@ int64_t score_rows_per_task(const IndexLogitsArgs& args, const DeviceInfo& devic
   return std::clamp<int64_t>((floats - score_fixed_floats(args)) / score_row_floats(args), 1, rows);
 }
 
+// Rows in a row of one request, on average over [row_begin, row_end), rounded up. Rows of different
+// requests have no keys in common: a task gains nothing from more than one of them.
+int64_t rows_per_request(const IndexLogitsArgs& args, int64_t row_begin, int64_t row_end) {
+  int64_t runs = 1;
+  for (int64_t t = row_begin + 1; t < row_end; ++t) {
+    runs += int_at(args.request_ids, t) != int_at(args.request_ids, t - 1) ? 1 : 0;
+  }
+  return std::max<int64_t>(1, div_up(row_end - row_begin, runs));
+}
+
 ScoreScratch take_score_scratch(Workspace& workspace, const IndexLogitsArgs& args, int64_t rows) {
   const int64_t heads = padded_heads(args.q.shape[1]);
   ScoreScratch scratch;
@@ -497,7 +507,8 @@ int64_t index_logits_workspace(const IndexLogitsArgs& args, const DeviceInfo& de
 // Scores rows [row_begin, row_end) with `scratch` of score_scratch_bytes a worker.
 void score_all(const IndexLogitsArgs& args, const DeviceInfo& device, int64_t row_begin,
                int64_t row_end, bool fill, char* scratch) {
-  const int64_t rows = score_rows_per_task(args, device);
+  const int64_t rows =
+      std::min(score_rows_per_task(args, device), rows_per_request(args, row_begin, row_end));
   const int64_t scratch_bytes = score_scratch_bytes(args, rows);
   const int64_t columns = args.logits.shape[1];
   const int64_t row_tasks = div_up(row_end - row_begin, rows);

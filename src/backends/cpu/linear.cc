@@ -17,6 +17,8 @@ namespace {
 // Weights of one task of the few-rows kernel: a quarter of a 1 MiB L2, so that the second block of
 // rows finds them there, and enough to pay for the task.
 constexpr int64_t kGemvTaskBytes = int64_t{128} << 10;
+// And multiplications of one, of which several rows make more of the same weights: one or two us.
+constexpr int64_t kGemvTaskProducts = int64_t{64} << 10;
 
 // Tile of the GEMM kernel: rows and columns of out a task. The transposed weights (columns * K
 // floats) are kept at half of L2.
@@ -38,7 +40,7 @@ int64_t gemm_panel_floats(int64_t k) {
 }
 
 struct LinearWorkspace {
-  float* x;        // [T, K], widened; null when x is f32
+  float* x;        // [T, K], packed or widened; null when it is taken as it is
   float* scratch;  // per worker
   int64_t scratch_floats;
   int64_t used_bytes;
@@ -53,7 +55,7 @@ LinearWorkspace carve_linear(const LinearArgs& args, const DeviceInfo& device, b
   const int64_t rows = args.x.shape[0];
   const int64_t k = args.x.shape[1];
   LinearWorkspace result = {};
-  if (needs_widening(args.x)) {
+  if (!gemm || needs_widening(args.x)) {
     result.x = workspace.take<float>(rows * k);
   }
   if (gemm) {
@@ -105,19 +107,29 @@ Product linear_product(const ConstTensorView& x, const LinearArgs& args, int64_t
 Status linear_gemv(const LinearArgs& args, const DeviceInfo& device, const Launch& launch) {
   const LinearWorkspace workspace =
       carve_linear(args, device, false, {launch.workspace, launch.workspace_bytes});
-  const ConstTensorView x = widened_x(args, device, workspace.x);
-  const int64_t rows = x.shape[0];
-  const int64_t row_bytes = std::max<int64_t>(1, x.shape[1] * size_bytes(args.weight.dtype));
-  // Whole groups of 16 columns: the width of the register tile is at most that.
+  const int64_t rows = args.x.shape[0];
+  const int64_t k = args.x.shape[1];
   const int64_t columns = args.out.shape[1];
-  const int64_t grain = std::max<int64_t>(1, kGemvTaskBytes / (16 * row_bytes));
+  parallel_ranges(
+      device, div_up(rows, kRowBlock), grain_rows(4 * kRowBlock * k),
+      [&](int64_t begin, int64_t end, int) {
+        const int64_t row = begin * kRowBlock;
+        pack_rows_of(linear_product(args.x, args, row, std::min(end * kRowBlock, rows), 0, columns),
+                     workspace.x + row * k);
+      });
+  // Whole groups of 16 columns: the width of the register tile is at most that.
+  const int64_t row_bytes = std::max<int64_t>(1, k * size_bytes(args.weight.dtype));
+  const int64_t group_products = std::max<int64_t>(1, 16 * rows * k);
+  const int64_t grain = std::max<int64_t>(
+      1, std::min(kGemvTaskBytes / (16 * row_bytes), kGemvTaskProducts / group_products));
   parallel_ranges(device, div_up(columns, 16), grain, [&](int64_t begin, int64_t end, int) {
     // Narrow panels, so that the weights stay in cache from one block of rows to the next.
     const int64_t step = 16 * std::max<int64_t>(1, kGemvTaskBytes / (16 * row_bytes));
     const int64_t column_end = std::min(16 * end, columns);
     for (int64_t column = 16 * begin; column < column_end; column += step) {
-      multiply_few_rows(
-          linear_product(x, args, 0, rows, column, std::min(column + step, column_end)), nullptr);
+      multiply_packed_rows(
+          linear_product(args.x, args, 0, rows, column, std::min(column + step, column_end)),
+          workspace.x);
     }
   });
   return ok_status();

@@ -4,11 +4,13 @@
 
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/ranges.h"
+#include "backends/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/rope.cc"
 #include "hwy/foreach_target.h"
 // foreach_target.h must come first.
+#include "backends/cpu/pairs-inl.h"
 #include "backends/cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,7 +22,6 @@ void rotate_interleaved(const float* x, const float* cosine, const float* sine, 
                         Out* out) {
   const hn::ScalableTag<float> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN float buffer[2 * hn::MaxLanes(d)];
   int64_t i = 0;
   for (; i + lanes <= pairs; i += lanes) {
     hn::Vec<decltype(d)> a, b;
@@ -29,9 +30,7 @@ void rotate_interleaved(const float* x, const float* cosine, const float* sine, 
     const auto s = hn::LoadU(d, sine + i);
     const auto low = hn::Sub(hn::Mul(a, c), hn::Mul(b, s));
     const auto high = hn::Add(hn::Mul(a, s), hn::Mul(b, c));
-    hn::StoreInterleaved2(low, high, d, buffer);
-    store_float(hn::Load(d, buffer), d, out + 2 * i);
-    store_float(hn::Load(d, buffer + lanes), d, out + 2 * i + lanes);
+    store_pair<true>(low, high, out + 2 * i);
   }
   for (; i < pairs; ++i) {
     const float a = x[2 * i];
