@@ -13,14 +13,15 @@
 #include <vector>
 
 #include "core/check.h"
-#include "hwy/targets.h"
 #include "ops/dispatch.h"
+#include "tests/backends/each_target.h"
 #include "tests/reference/reference.h"
 #include "tests/support/random.h"
 
 namespace lacuna {
 namespace {
 
+using testing::for_each_target;
 using testing::Random;
 
 const Context& context_of(int num_threads) {
@@ -306,19 +307,6 @@ TEST(CpuSparseMla, TouchesOnlyListedRows) {
         << "the rows are zeros";
     munmap(mapped, kPages * page);
   }
-}
-
-// Runs `body` once for each SIMD target that this machine has, as if it had no better one.
-template <class Body>
-void for_each_target(Body&& body) {
-  const int64_t all = hwy::SupportedTargets();
-  for (int64_t left = all; left != 0; left &= left - 1) {
-    hwy::SetSupportedTargetsForTest(left);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    body(hwy::TargetName(left & -left));
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 // f32 in and out: what remains is the order of summation. 700 keys of weights that add up to 1 and

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "ops/dispatch.h"
 #include "ops/model_ops.h"
+#include "tests/backends/each_target.h"
 #include "tests/reference/element.h"
 #include "tests/support/buffer_set.h"
 #include "tests/support/poison.h"
@@ -99,7 +101,23 @@ void run_once(const Args& args, int num_threads) {
 // 23 rows are blocks of 8, 4, 2 and 1; 19 are not; depths are whole pairs of vectors and not.
 constexpr int64_t kBatches[] = {23, 19, 16, 6, 2};
 
-TEST(CpuLinearGemv, GivesARowTheSameBitsInAnyBatch) {
+// Row `row` of the product in double: each of at most depth additions rounds what was added so far.
+void expect_close(const float* got, const TestTensor& x, const TestTensor& weight, int64_t row,
+                  const char* target) {
+  const int64_t depth = x.extent(1);
+  for (int64_t n = 0; n < weight.extent(0); ++n) {
+    double sum = 0;
+    double magnitude = 0;
+    for (int64_t k = 0; k < depth; ++k) {
+      sum += x.get(row, k) * weight.get(n, k);
+      magnitude += std::fabs(x.get(row, k) * weight.get(n, k));
+    }
+    const double bound = static_cast<double>(depth) * 0x1p-24 * magnitude;
+    ASSERT_NEAR(got[n], sum, bound) << target << ", row " << row << ", column " << n;
+  }
+}
+
+void gives_a_row_the_same_bits(const char* target) {
   const int64_t columns = 37;
   for (const DType x_dtype : {kF32, kBf16}) {
     for (const DType weight_dtype : {kF32, kBf16}) {
@@ -124,15 +142,21 @@ TEST(CpuLinearGemv, GivesARowTheSameBitsInAnyBatch) {
                                 .out = view_of(one.data(), {1, columns})},
                      1);
             ASSERT_TRUE(std::equal(one.begin(), one.end(), all.begin() + t * columns))
-                << "row " << t << " of " << rows << ", depth " << depth;
+                << target << ", row " << t << " of " << rows << ", depth " << depth;
           }
+          ASSERT_NO_FATAL_FAILURE(
+              expect_close(&all[(rows - 1) * columns], x, weight, rows - 1, target));
         }
       }
     }
   }
 }
 
-TEST(CpuHeadLinear, GivesARowTheSameBitsInAnyBatch) {
+TEST(CpuLinearGemv, GivesARowTheSameBitsInAnyBatch) {
+  testing::for_each_target(gives_a_row_the_same_bits);
+}
+
+void gives_a_row_of_heads_the_same_bits(const char* target) {
   const int64_t heads = 3;
   for (const bool columns_contiguous : {false, true}) {
     for (const auto& [columns, depth] : {std::pair<int64_t, int64_t>{37, 131}, {64, 32}}) {
@@ -167,12 +191,16 @@ TEST(CpuHeadLinear, GivesARowTheSameBitsInAnyBatch) {
             ASSERT_EQ(std::memcmp(one.view(Side::kDevice).as<char>(),
                                   all.view(Side::kDevice).as<char>() + t * row_bytes, row_bytes),
                       0)
-                << "row " << t << " of " << rows << ", depth " << depth;
+                << target << ", row " << t << " of " << rows << ", depth " << depth;
           }
         }
       }
     }
   }
+}
+
+TEST(CpuHeadLinear, GivesARowTheSameBitsInAnyBatch) {
+  testing::for_each_target(gives_a_row_of_heads_the_same_bits);
 }
 
 // A cache of no blocks may have no block size either: nothing may divide by it.
