@@ -107,16 +107,22 @@ __global__ __launch_bounds__(kTileThreads,
   constexpr int kChunk = 16 / static_cast<int>(sizeof(W));  // elements
   const int weight_chunk = static_cast<int>(threadIdx.x) % kWeightChunks;
   const int weight_row = static_cast<int>(threadIdx.x) / kWeightChunks;
-  // Gate and up alternate in tiles of 16 rows, which one warp multiplies both. A thread's rows are
-  // whole pairs of tiles apart.
-  const int which = kGated ? weight_row / 16 % 2 : 0;
-  const W* weight_from = static_cast<const W*>(p.weight[which]) +
-                         expert * p.weight_expert_stride[which] + column0 * p.weight_stride +
-                         weight_chunk * kChunk;
+  // Gate and up alternate in tiles of 16 rows, which one warp multiplies both. From one load of a
+  // thread to the next it is the other one's turn (16 rows on), or always the same one's (32).
+  constexpr int kWeightStep = kTileThreads / kWeightChunks;
+  static_assert(kWeightStep % 16 == 0);
+  const W* weight_from[kGated ? 2 : 1];
+#pragma unroll
+  for (int i = 0; i < (kGated ? 2 : 1); ++i) {
+    const int which = kGated ? (weight_row + i * kWeightStep) / 16 % 2 : 0;
+    weight_from[i] = static_cast<const W*>(p.weight[which]) +
+                     expert * p.weight_expert_stride[which] + column0 * p.weight_stride +
+                     weight_chunk * kChunk;
+  }
   uint32_t weight_rows[kWeightLoads];
 #pragma unroll
   for (int i = 0; i < kWeightLoads; ++i) {
-    const int row = weight_row + i * (kTileThreads / kWeightChunks);
+    const int row = weight_row + i * kWeightStep;
     const int64_t column =
         min(static_cast<int64_t>(kGated ? row / 32 * 16 + row % 16 : row), p.columns - 1 - column0);
     weight_rows[i] = static_cast<uint32_t>(column * p.weight_stride / kChunk);
@@ -145,8 +151,10 @@ __global__ __launch_bounds__(kTileThreads,
       const bool x_valid = k + x_chunk * 8 < depth;
 #pragma unroll
       for (int i = 0; i < kWeightLoads; ++i) {
-        cp_async_16(weight_to + stage * kStageBytes + i * (kTileThreads * 16),
-                    weight_from + k + static_cast<int64_t>(weight_rows[i]) * kChunk, weight_valid);
+        cp_async_16(
+            weight_to + stage * kStageBytes + i * (kTileThreads * 16),
+            weight_from[kGated ? i % 2 : 0] + k + static_cast<int64_t>(weight_rows[i]) * kChunk,
+            weight_valid);
       }
 #pragma unroll
       for (int i = 0; i < kXLoads; ++i) {
