@@ -21,10 +21,12 @@ constexpr int kTileColumns = 16;  // columns of out, rows of weight: the tall si
 constexpr int kTileRows = 8;      // rows of out
 constexpr int kBlockRows = 2 * kTileRows;
 
-// Measured on an H200: up to here it beats cuBLASLt (bf16) and the widened product (FP8), and up to
-// kSmallRowsPreferred where a GPU has little to do anyway and a short kernel is what counts.
+// Measured on an H200. bf16: up to here it beats cuBLASLt. FP8: up to kFp8RowsPreferred it beats
+// the kernels that bring weights through shared memory, and up to kFp8RowsMax where those have too
+// few tiles of 128 columns for a GPU. Small weights: a short kernel is what counts.
 constexpr int64_t kRowsPreferred = 8;
-constexpr int64_t kFp8RowsPreferred = 32;
+constexpr int64_t kFp8RowsPreferred = 16;
+constexpr int64_t kFp8RowsMax = 64;
 constexpr int64_t kSmallRowsPreferred = 64;
 constexpr int64_t kSmallWeight = int64_t{1} << 19;  // elements
 
@@ -324,18 +326,21 @@ Status run(const HeadLinearArgs& args, const DeviceInfo& device, const Launch& w
   return launch_few_rows<Bf16>(params, args.x.shape[1], device, where);
 }
 
-bool preferred(const LinearArgs& args, const DeviceInfo&) {
+bool preferred(const LinearArgs& args, const DeviceInfo& device) {
   const int64_t rows = args.x.shape[0];
-  const int64_t rows_max =
-      args.weight.dtype == DType::kBFloat16 ? kRowsPreferred : kFp8RowsPreferred;
-  return rows <= rows_max ||
-         (rows <= kSmallRowsPreferred && args.weight.num_elements() <= kSmallWeight);
+  if (rows <= kSmallRowsPreferred && args.weight.num_elements() <= kSmallWeight) {
+    return true;
+  }
+  if (args.weight.dtype == DType::kBFloat16) {
+    return rows <= kRowsPreferred;
+  }
+  const bool few_tiles = ceil_div(args.out.shape[1], 128) < device.sm_count;
+  return rows <= (few_tiles ? kFp8RowsMax : kFp8RowsPreferred);
 }
 
+// cuBLASLt is as fast from one row on, but its kernels are longer.
 bool preferred(const HeadLinearArgs& args, const DeviceInfo&) {
-  const int64_t rows = args.x.shape[0];
-  return rows <= kRowsPreferred ||
-         (rows <= kSmallRowsPreferred && args.weight.num_elements() <= kSmallWeight);
+  return args.x.shape[0] <= kSmallRowsPreferred && args.weight.num_elements() <= kSmallWeight;
 }
 
 }  // namespace few_rows
