@@ -176,9 +176,9 @@ struct SampleArgs {
   std::string_view kernel = {};
 };
 
-// out[t] = drawn[sources[t]], or given[t] where the source is no row of `drawn`: tokens that the host
-// does not know yet, taken where they were drawn. `out` may be `given`; it may be `drawn` when every
-// source is its own row or none.
+// out[t] = drawn[sources[t]], or given[t] where the source is no row of `drawn`: tokens that the
+// host does not know yet, taken where they were drawn. `out` may be `given`; it may be `drawn` when
+// every source is its own row or none.
 struct PickTokensArgs {
   ConstTensorView given;    // [T] int32
   ConstTensorView sources;  // [T] int32
