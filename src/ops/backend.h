@@ -144,13 +144,12 @@ template <class... Args>
 struct TypeList {};
 
 // Every operation, for code that walks them all (lacuna info, the conformance suite).
-using AllOps =
-    TypeList<SparseMlaArgs, SparseMlaScheduleArgs, MhaArgs, BuildMaskArgs, MergeStatesArgs,
-             RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs, TopKArgs, SelectKeysArgs,
-             AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs, EmbeddingArgs, RmsNormArgs,
-             LayerNormArgs, RopeArgs, LinearArgs, HeadLinearArgs, SiluMulArgs, MoeRouteArgs,
-             MoeExpertsArgs, AddArgs, AdjustLogitsArgs, SampleArgs, TokenLogprobsArgs,
-             PickTokensArgs>;
+using AllOps = TypeList<SparseMlaArgs, SparseMlaScheduleArgs, MhaArgs, BuildMaskArgs,
+                        MergeStatesArgs, RescaleByLseArgs, TranslateIndicesArgs, IndexLogitsArgs,
+                        TopKArgs, SelectKeysArgs, AppendKvArgs, AppendIndexKeysArgs, GatherKvArgs,
+                        EmbeddingArgs, RmsNormArgs, LayerNormArgs, RopeArgs, LinearArgs,
+                        HeadLinearArgs, SiluMulArgs, MoeRouteArgs, MoeExpertsArgs, AddArgs,
+                        AdjustLogitsArgs, SampleArgs, TokenLogprobsArgs, PickTokensArgs>;
 
 template <class Visitor, class... Args>
 void for_each_op(TypeList<Args...>, Visitor&& visit) {

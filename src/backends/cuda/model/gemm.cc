@@ -1,8 +1,9 @@
 // linear and head_linear through cuBLASLt. Its operands have one type: where one is f32 and the
 // other bf16, the f32 one is taken apart into three bf16 matrices and three products are added up,
 // which is exact up to the f32 sums. For many rows FP8 weights are multiplied out to bf16, a panel
-// at a time: each weight is rounded once more, to 8 bits. Algorithms are asked for once a shape, rows
-// rounded up: an engine's steps have any number of rows, and asking takes longer than most products.
+// at a time: each weight is rounded once more, to 8 bits. Algorithms are asked for once a shape,
+// rows rounded up: an engine's steps have any number of rows, and asking takes longer than most
+// products.
 #include <algorithm>
 #include <array>
 #include <map>
