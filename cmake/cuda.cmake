@@ -43,7 +43,10 @@ function(lacuna_cuda_library name)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PUBLIC ${ARG_LINK})
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  set_target_properties(${name} PROPERTIES
-    CUDA_COMPILER_LAUNCHER
-      "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/tools/nvcc_strict.py;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER
+    "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/tools/nvcc_strict.py")
+  if(CMAKE_CUDA_COMPILER_LAUNCHER)
+    set_property(TARGET ${name} APPEND PROPERTY CUDA_COMPILER_LAUNCHER
+      ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  endif()
 endfunction()
