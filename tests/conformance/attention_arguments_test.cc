@@ -199,8 +199,9 @@ TEST(MergeStatesArguments, WrongOnesAreNamed) {
     state("rows", "states[1].out", [](PartialState& s) { ++s.out.shape[0]; });
     state("heads", "states[1].lse", [](PartialState& s) { ++s.lse.shape[1]; });
     state("stride", "states[1].out", [](PartialState& s) { s.out.strides[2] = 2; });
-    state("device", "states[1].out", [](PartialState& s) {
-      s.out.device = {DeviceKind::kCuda, 0};
+    state("device", "states[1].out", [&where](PartialState& s) {
+      s.out.device = {where.device.kind == DeviceKind::kCpu ? DeviceKind::kCuda : DeviceKind::kCpu,
+                      0};
     });
   }
 }

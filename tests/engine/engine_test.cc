@@ -708,7 +708,7 @@ class SpyContext {
   explicit SpyContext(std::vector<Kernel<SparseMlaArgs>> kernels)
       : real_(one_thread()), kernels_(std::move(kernels)) {
     backend_.name = "spy";
-    backend_.runtime = real_.state().backends.front()->runtime;
+    backend_.runtime = real_.state().backends.back()->runtime;
     backend_.device_kind = DeviceKind::kCpu;
     backend_.available = [](const DeviceInfo&) { return true; };
     backend_.sparse_mla = kernels_;
@@ -718,7 +718,7 @@ class SpyContext {
     state->backends.insert(state->backends.end(), real_.state().backends.begin(),
                            real_.state().backends.end());
     context_ = std::make_unique<Context>(Context::from_state(std::move(state)));
-    cpu_kernel = &real_.state().backends.front()->sparse_mla.front();
+    cpu_kernel = &real_.state().backends.back()->sparse_mla.front();
   }
   const Context& context() const { return *context_; }
 

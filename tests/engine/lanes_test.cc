@@ -61,7 +61,7 @@ struct Scene {
   std::vector<float> keys, keys_up, merged_out, merged_lse, piece_out, piece_lse, out;
 
   Scene(int decodes, const std::vector<Part>& parts) {
-    const Runtime* runtime = context.state().backends.front()->runtime;
+    const Runtime* runtime = context.state().backends.back()->runtime;
     const PagedKvCacheOptions options = {
         .latent_layout = KvLayout::latent_f32(kLatent, kRope),
         .index_layout = KvLayout::index_f32(kIndexDim),
