@@ -12,8 +12,9 @@ Product linear(const LinearArgs& args) {
   Product result;
   for (int64_t t = 0; t < args.out.shape[0]; ++t) {
     for (int64_t n = 0; n < args.out.shape[1]; ++n) {
-      result.out.push_back(dot(&x[t * depth], &weight[n * depth], depth));
-      result.scale.push_back(dot_of_magnitudes(&x[t * depth], &weight[n * depth], depth));
+      result.out.push_back(dot(x.data() + t * depth, weight.data() + n * depth, depth));
+      result.scale.push_back(
+          dot_of_magnitudes(x.data() + t * depth, weight.data() + n * depth, depth));
     }
   }
   return result;

@@ -39,13 +39,13 @@ ExpertsOutput moe_experts(const MoeExpertsArgs& args) {
       for (int64_t f = 0; f < hidden_width; ++f) {
         const double* gate_row = &expert.gate[f * width];
         const double* up_row = &expert.up[f * width];
-        const double gate = dot(&x[t * width], gate_row, width);
-        const double up = dot(&x[t * width], up_row, width);
+        const double gate = dot(x.data() + t * width, gate_row, width);
+        const double up = dot(x.data() + t * width, up_row, width);
         const double silu = gate / (1 + std::exp(-gate));
         // The derivative of silu is nowhere above 1.1 in magnitude.
         const double moved =
-            1.1 * std::fabs(up) * dot_of_magnitudes(&x[t * width], gate_row, width) +
-            std::fabs(silu) * dot_of_magnitudes(&x[t * width], up_row, width);
+            1.1 * std::fabs(up) * dot_of_magnitudes(x.data() + t * width, gate_row, width) +
+            std::fabs(silu) * dot_of_magnitudes(x.data() + t * width, up_row, width);
         for (int64_t i = 0; i < width; ++i) {
           const double factor = weight * expert.down[i * hidden_width + f];
           result.out[t * width + i] += factor * silu * up;
