@@ -17,6 +17,7 @@
 #include "backends/cpu/select.h"
 #include "backends/cpu/targets.h"
 #include "core/workspace.h"
+#include "ops/select_keys_bounds.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/indexer.cc"
@@ -738,23 +739,6 @@ Status top_k(const TopKArgs& args, const DeviceInfo& device, const Launch& launc
 
 // ---- select_keys ----
 
-constexpr int64_t kLogitsBytes = int64_t{256} << 20;
-
-// Key columns (pools) that rows may see. Lengths are int32, so there are never more than that.
-int64_t columns_max(const SelectKeysArgs& args) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (args.visible_length_max >= 0) {
-    return std::min(args.visible_length_max, kMost) / args.kpool;
-  }
-  if (args.block_table.empty()) {
-    return std::min(args.keys.num_rows(), kMost);
-  }
-  const int64_t blocks = args.block_table.shape[1];
-  return args.keys.block_size > kMost / std::max<int64_t>(blocks, 1)
-             ? kMost
-             : blocks * args.keys.block_size;
-}
-
 struct SelectKeysScratch {
   int32_t* visible;  // [rows of a chunk]: pools to score
   float* logits;     // [rows of a chunk, C]
@@ -777,20 +761,15 @@ IndexLogitsArgs scoring_args(const SelectKeysArgs& args) {
 SelectKeysScratch carve_select_keys(const SelectKeysArgs& args, const DeviceInfo& device,
                                     Workspace workspace) {
   const int64_t rows = args.q.shape[0];
-  const int64_t columns = std::max<int64_t>(columns_max(args), 1);
-  const int64_t cap = args.logits_bytes_max == 0 ? kLogitsBytes : args.logits_bytes_max;
+  const int64_t columns = std::max<int64_t>(select_columns_max(args), 1);
+  const int64_t cap = select_logits_bytes_max(args);
   SelectKeysScratch scratch;
   scratch.chunk = std::clamp<int64_t>(cap / (4 * columns), 1, rows);
   if (scratch.chunk > kScoreRows) {
     scratch.chunk = scratch.chunk / kScoreRows * kScoreRows;  // whole tasks
   }
   scratch.visible = workspace.take<int32_t>(rows);
-  // Bounds chunk * columns and, unlike it, grows with every extent.
-  int64_t logits = std::max(cap / 4, columns);
-  if (int64_t all = 0; !__builtin_mul_overflow(rows, columns, &all)) {
-    logits = std::min(logits, all);
-  }
-  scratch.logits = workspace.take<float>(logits);
+  scratch.logits = workspace.take<float>(select_logits_floats(args, columns));
   const IndexLogitsArgs scoring = scoring_args(args);
   const int64_t worker_bytes =
       std::max(score_scratch_bytes(scoring, score_rows_per_task(scoring, device)),
@@ -806,7 +785,7 @@ int64_t select_keys_workspace(const SelectKeysArgs& args, const DeviceInfo& devi
 
 Status select_keys(const SelectKeysArgs& args, const DeviceInfo& device, const Launch& launch) {
   const int64_t rows = args.q.shape[0];
-  const int64_t columns = columns_max(args);
+  const int64_t columns = select_columns_max(args);
   const int kpool = args.kpool;
   const SelectKeysScratch scratch =
       carve_select_keys(args, device, {launch.workspace, launch.workspace_bytes});

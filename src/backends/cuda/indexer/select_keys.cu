@@ -1,31 +1,14 @@
 // select_keys: scores of a chunk of rows into workspace, then their selection and translation,
 // chunk after chunk. Which rows are scored at all is decided on the device.
 #include <algorithm>
-#include <limits>
 
 #include "backends/cuda/indexer/score.h"
 #include "backends/cuda/indexer/select.h"
 #include "backends/cuda/kernels.h"
+#include "ops/select_keys_bounds.h"
 
 namespace lacuna::cuda {
 namespace {
-
-constexpr int64_t kLogitsBytes = int64_t{256} << 20;
-
-// Key columns (pools) that rows may see. Lengths are int32, so there are never more than that.
-int64_t columns_max(const SelectKeysArgs& args) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (args.visible_length_max >= 0) {
-    return std::min(args.visible_length_max, kMost) / args.kpool;
-  }
-  if (args.block_table.empty()) {
-    return std::min(args.keys.num_rows(), kMost);
-  }
-  const int64_t blocks = args.block_table.shape[1];
-  return args.keys.block_size > kMost / std::max<int64_t>(blocks, 1)
-             ? kMost
-             : blocks * args.keys.block_size;
-}
 
 struct Scratch {
   float* logits = nullptr;  // [rows of a chunk, columns]
@@ -36,17 +19,12 @@ struct Scratch {
 
 Scratch take_scratch(const SelectKeysArgs& args, const DeviceInfo& device, Workspace& workspace) {
   const int64_t rows = args.q.shape[0];
-  const int64_t columns = columns_max(args);
-  const int64_t cap = args.logits_bytes_max == 0 ? kLogitsBytes : args.logits_bytes_max;
+  const int64_t columns = select_columns_max(args);
+  const int64_t cap = select_logits_bytes_max(args);
   Scratch scratch;
   scratch.row_floats = std::max<int64_t>((columns + 3) / 4 * 4, 4);
   scratch.chunk = std::clamp<int64_t>(cap / (4 * scratch.row_floats), 1, rows);
-  // Bounds chunk * row_floats and, unlike it, grows with every extent.
-  int64_t floats = std::max(cap / 4, scratch.row_floats);
-  if (int64_t all = 0; !__builtin_mul_overflow(rows, scratch.row_floats, &all)) {
-    floats = std::min(floats, all);
-  }
-  scratch.logits = workspace.take<float>(floats);
+  scratch.logits = workspace.take<float>(select_logits_floats(args, scratch.row_floats));
   scratch.select = take_select_scratch(workspace, rows, columns, args.k, false, device);
   return scratch;
 }
@@ -65,7 +43,7 @@ void slice_rows(View* view, int64_t begin, int64_t count) {
 }
 
 Status run_select_keys(const SelectKeysArgs& args, const DeviceInfo& device, const Launch& where) {
-  const int64_t columns = columns_max(args);
+  const int64_t columns = select_columns_max(args);
   Workspace workspace(where.workspace, where.workspace_bytes);
   const Scratch scratch = take_scratch(args, device, workspace);
   const int64_t num_rows = args.q.shape[0];
