@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -22,6 +21,7 @@
 #include "cli/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
+#include "cli/text.h"
 #include "core/check.h"
 #include "core/device_memory.h"
 #include "core/output_file.h"
@@ -352,15 +352,6 @@ Result<std::vector<Shape>> shapes_of(const BenchFlags& flags) {
     }
   }
   return shapes;
-}
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  gmtime_r(&now, &utc);
-  std::array<char, 32> text = {};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text.data();
 }
 
 std::string device_line(const Context& context) {

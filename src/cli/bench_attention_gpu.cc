@@ -4,14 +4,13 @@
 #ifdef LACUNA_HAVE_GPU_BENCH
 #include <fmt/format.h>
 
-#include <array>
 #include <cstdio>
-#include <ctime>
 #include <optional>
 
 #include "benchmarks/gather_floor.h"
 #include "benchmarks/peer_library.h"
 #include "benchmarks/sparse_mla_gpu.h"
+#include "cli/text.h"
 #include "core/check.h"
 #include "core/output_file.h"
 #include "ops/dispatch.h"
@@ -32,15 +31,6 @@ Result<int> bench_attention_gpu(const GpuBenchFlags&) {
 #else
 
 namespace {
-
-std::string date_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  gmtime_r(&now, &utc);
-  std::array<char, 32> text = {};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text.data();
-}
 
 std::string csv_line(const bench::SparseMlaTime& line) {
   return fmt::format(
@@ -143,7 +133,7 @@ Result<int> bench_attention_gpu(const GpuBenchFlags& flags) {
         "# commit: {}\n# device: {}\n# date: {}\n# method: {}\n"
         "op,kernel,peer,h_q,d_qk,topk,rows,context,kv_dtype,cache,us_median,us_p10,us_p90,"
         "floor_us,bytes,flops\n",
-        flags.commit.empty() ? "not given" : flags.commit, device_line, date_text(),
+        flags.commit.empty() ? "not given" : flags.commit, device_line, now_text(),
         bench::sparse_mla_method(grid));
     for (const bench::SparseMlaTime& line : lines) {
       text += csv_line(line);

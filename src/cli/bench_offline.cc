@@ -6,13 +6,13 @@
 #include <array>
 #include <chrono>
 #include <cstdlib>
-#include <ctime>
 #include <optional>
 
 #include "cli/bench.h"
 #include "cli/bench_load.h"
 #include "cli/bench_stats.h"
 #include "cli/engine_flags.h"
+#include "cli/text.h"
 #include "core/check.h"
 #include "core/output_file.h"
 #include "server/binary_hash.h"
@@ -95,15 +95,6 @@ Result<BatchTimes> run_batch(Engine& engine, const std::vector<LoadPrompt>& prom
   }
   times.seconds = seconds_between(begin, before);
   return times;
-}
-
-std::string now_text() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  gmtime_r(&now, &utc);
-  std::array<char, 32> text = {};
-  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text.data();
 }
 
 Json load_average() {

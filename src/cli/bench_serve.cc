@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -155,15 +154,6 @@ Status check_flags(const BenchServeFlags& flags) {
                             "\" is the first one's too, expected another");
   }
   return ok_status();
-}
-
-std::string now_text(const char* format) {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc = {};
-  gmtime_r(&now, &utc);
-  std::array<char, 64> text = {};
-  std::strftime(text.data(), text.size(), format, &utc);
-  return text.data();
 }
 
 Result<Arm> make_arm(const BenchServeFlags& flags, bool second) {
@@ -460,7 +450,7 @@ Status bench_serve(const BenchServeFlags& flags) {
   LACUNA_ASSIGN_OR_RETURN(const std::vector<LoadPrompt> prompts, make_prompts(flags, arms, false));
   LACUNA_ASSIGN_OR_RETURN(const std::vector<LoadPrompt> warm_ups, make_prompts(flags, arms, true));
 
-  const std::string date = now_text("%Y-%m-%dT%H:%M:%SZ");
+  const std::string date = now_text();
   const std::vector<double> load_before = machine_load();
   const int64_t wanted = flags.rounds > 0 ? flags.rounds : paired ? 3 : 1;
   std::vector<Round> rounds;

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 
 namespace lacuna::cli {
 namespace {
@@ -127,6 +129,15 @@ void Progress::finish() {
     fmt::print(stderr, "\r\x1b[K");
     std::fflush(stderr);
   }
+}
+
+std::string now_text(const char* format) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  gmtime_r(&now, &utc);
+  std::array<char, 64> text = {};
+  std::strftime(text.data(), text.size(), format, &utc);
+  return text.data();
 }
 
 }  // namespace lacuna::cli

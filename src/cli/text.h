@@ -21,6 +21,8 @@ std::string lanes_text(const std::array<int64_t, kNumRowLanes>& rows_by_lane, in
 // "1,2,3" as ids.
 Result<std::vector<int32_t>> parse_tokens(const std::string& text);
 std::string with_commas(int64_t value);
+// The time in UTC, as strftime writes `format`.
+std::string now_text(const char* format = "%Y-%m-%dT%H:%M:%SZ");
 
 // A line on stderr that says how far a long job is: rewritten in place on a terminal, else printed
 // every 10 s.
