@@ -1,5 +1,5 @@
-// Owners of a device's streams, events and graphs, through its Runtime. On a device without them
-// (the CPU) the handle is null, and that is what its Runtime takes.
+// Owners of what a Runtime hands out: streams, events, graphs, pinned memory. On a device without
+// them (the CPU) the handle is null, and that is what its Runtime takes.
 #pragma once
 
 #include <utility>

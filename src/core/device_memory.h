@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/device_handles.h"
 #include "core/runtime.h"
 
 namespace lacuna {
@@ -61,33 +62,15 @@ class PinnedMemory {
     }
     return PinnedMemory(runtime, *data, bytes);
   }
-  ~PinnedMemory() { reset(); }
-  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
-    if (this != &other) {
-      reset();
-      runtime_ = other.runtime_;
-      data_ = std::exchange(other.data_, nullptr);
-      bytes_ = std::exchange(other.bytes_, 0);
-    }
-    return *this;
-  }
 
-  void* data() const { return data_; }
+  void* data() const { return data_.get(); }
   int64_t bytes() const { return bytes_; }
 
  private:
   PinnedMemory(const Runtime* runtime, void* data, int64_t bytes)
-      : runtime_(runtime), data_(data), bytes_(bytes) {}
-  void reset() {
-    if (data_ != nullptr) {
-      runtime_->free_pinned(data_);
-      data_ = nullptr;
-    }
-  }
+      : data_(runtime, data), bytes_(bytes) {}
 
-  const Runtime* runtime_ = nullptr;
-  void* data_ = nullptr;
+  DeviceHandle<&Runtime::free_pinned> data_;
   int64_t bytes_ = 0;
 };
 
