@@ -27,22 +27,10 @@ EngineOptions ahead_options(int64_t sequences) {
   return options;
 }
 
-std::string question(int which, int num_facts) {
-  std::string text;
-  for (int i = 0; i < num_facts; ++i) {
-    const int n = (which * 31 + i * 7) % 676;
-    text += {static_cast<char>('a' + n / 26), static_cast<char>('a' + n % 26), 'x', '='};
-    text += std::to_string(10 + (which * 13 + i * 17) % 90) + ";\n";
-  }
-  const int asked = (which * 31 + (num_facts / 3) * 7) % 676;
-  return text + '?' + static_cast<char>('a' + asked / 26) + static_cast<char>('a' + asked % 26) +
-         "x:";
-}
-
 // Requests of every kind that treats the last token differently.
 Request request_of(int which) {
   Request request;
-  request.prompt = ids_of(question(which, 1 + which * 5 % 23));
+  request.prompt = ids_of(prompt_about(which, 1 + which * 5 % 23));
   SamplingParams& sampling = request.sampling;
   sampling.max_tokens = 1 + which * 7 % 19;
   sampling.ignore_eos = which % 4 != 0;
@@ -251,7 +239,7 @@ TEST(Ahead, CancelledAtAnyPointLeavesNothingBehind) {
 TEST(Ahead, APrefixIsSharedOnceItIsKnown) {
   EngineOptions options = ahead_options(2);
   const auto engine = make_engine(options, mirror_context());
-  const std::vector<int32_t> prompt = ids_of(question(3, 12));
+  const std::vector<int32_t> prompt = ids_of(prompt_about(3, 12));
   Request request;
   request.prompt = prompt;
   request.sampling.max_tokens = 40;
@@ -327,7 +315,7 @@ TEST(Recorded, TapsAndRecordsSeeTheSameOnADevice) {
   const auto lists_of = [](const EngineOptions& options, const Context& context) {
     const auto engine = make_engine(options, context);
     Request request;
-    request.prompt = ids_of(question(5, 40));
+    request.prompt = ids_of(prompt_about(5, 40));
     request.record_selection = true;
     request.sampling.max_tokens = 6;
     request.sampling.ignore_eos = true;
@@ -354,7 +342,7 @@ TEST(Selection, ListsThatTheHostMakesReachTheDevice) {
     options.device = "cpu";
     const auto cpu = make_engine(options);
     Request request;
-    request.prompt = ids_of(question(2, 40));
+    request.prompt = ids_of(prompt_about(2, 40));
     request.sampling.max_tokens = 8;
     request.sampling.ignore_eos = true;
     EXPECT_EQ(run(*engine, request).tokens, run(*cpu, request).tokens);
@@ -370,7 +358,7 @@ TEST(Groups, EditsThatDoNotFitTogetherAreDrawnInGroups) {
     std::map<int64_t, std::vector<int32_t>> tokens;
     for (int which = 0; which < 6; ++which) {
       Request request;
-      request.prompt = ids_of(question(which, 6));
+      request.prompt = ids_of(prompt_about(which, 6));
       request.sampling.repetition_penalty = 1.2;
       request.sampling.max_tokens = 6;
       request.sampling.ignore_eos = true;

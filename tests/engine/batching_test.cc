@@ -12,20 +12,6 @@
 namespace lacuna {
 namespace {
 
-// Prompts of the evaluation's kind: facts, then a question about one of them. `length` fills up
-// with other facts.
-std::string prompt_about(int which, int num_facts) {
-  std::string text;
-  for (int i = 0; i < num_facts; ++i) {
-    const int n = (which * 31 + i * 7) % 676;
-    text += {static_cast<char>('a' + n / 26), static_cast<char>('a' + n % 26), 'x', '='};
-    text += std::to_string(10 + (which * 13 + i * 17) % 90) + ";\n";
-  }
-  const int asked = (which * 31 + (num_facts / 3) * 7) % 676;
-  return text + '?' + static_cast<char>('a' + asked / 26) + static_cast<char>('a' + asked % 26) +
-         "x:";
-}
-
 struct Answers {
   std::map<int64_t, std::string> text;
   std::map<int64_t, std::vector<int32_t>> tokens;

@@ -55,26 +55,9 @@ class GpuEngine : public ::testing::Test {
   const Runtime* runtime_ = nullptr;
 };
 
-// Facts, a question about one of them, and what is asked for.
-std::string question(int which, int num_facts, std::string* answer = nullptr) {
-  std::string text;
-  const int asked = num_facts / 3;
-  for (int i = 0; i < num_facts; ++i) {
-    const int n = (which * 31 + i * 7) % 676;
-    const std::string value = std::to_string(10 + (which * 13 + i * 17) % 90);
-    text += {static_cast<char>('a' + n / 26), static_cast<char>('a' + n % 26), 'x', '='};
-    text += value + ";\n";
-    if (i == asked && answer != nullptr) {
-      *answer = value;
-    }
-  }
-  const int n = (which * 31 + asked * 7) % 676;
-  return text + '?' + static_cast<char>('a' + n / 26) + static_cast<char>('a' + n % 26) + "x:";
-}
-
 Request request_of(int which, int num_facts, int64_t max_tokens) {
   Request request;
-  request.prompt = ids_of(question(which, num_facts));
+  request.prompt = ids_of(prompt_about(which, num_facts));
   request.sampling.max_tokens = max_tokens;
   request.sampling.ignore_eos = true;
   request.sampling.seed = static_cast<uint64_t>(which);
@@ -211,7 +194,7 @@ TEST_F(GpuEngine, FactsAreRecalledInACrowd) {
   for (int which = 0; which < 32; ++which) {
     std::string answer;
     Request request;
-    request.prompt = ids_of(question(which, 10 + 3 * which, &answer));
+    request.prompt = ids_of(prompt_about(which, 10 + 3 * which, &answer));
     request.sampling.max_tokens = 8;
     request.sampling.stop = {"\n"};
     const auto id = engine->submit(std::move(request));

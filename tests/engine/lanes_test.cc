@@ -15,6 +15,7 @@
 #include "core/rng.h"
 #include "engine/nano.h"
 #include "engine/recorder.h"
+#include "engine/setup.h"
 #include "lacuna/engine.h"
 #include "ops/backend.h"
 
@@ -61,7 +62,7 @@ struct Scene {
   std::vector<float> keys, keys_up, merged_out, merged_lse, piece_out, piece_lse, out;
 
   Scene(int decodes, const std::vector<Part>& parts) {
-    const Runtime* runtime = context.state().backends.back()->runtime;
+    const Runtime* runtime = runtime_of(context.state(), DeviceKind::kCpu);
     const PagedKvCacheOptions options = {
         .latent_layout = KvLayout::latent_f32(kLatent, kRope),
         .index_layout = KvLayout::index_f32(kIndexDim),

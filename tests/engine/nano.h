@@ -56,6 +56,24 @@ inline std::string filler(int64_t length, uint32_t seed = 1) {
   return text;
 }
 
+// A prompt of the evaluation's kind: facts, then a question about one of them. `answer`, when
+// given, receives what is asked for.
+inline std::string prompt_about(int which, int num_facts, std::string* answer = nullptr) {
+  std::string text;
+  const int asked = num_facts / 3;
+  for (int i = 0; i < num_facts; ++i) {
+    const int n = (which * 31 + i * 7) % 676;
+    const std::string value = std::to_string(10 + (which * 13 + i * 17) % 90);
+    text += {static_cast<char>('a' + n / 26), static_cast<char>('a' + n % 26), 'x', '='};
+    text += value + ";\n";
+    if (i == asked && answer != nullptr) {
+      *answer = value;
+    }
+  }
+  const int n = (which * 31 + asked * 7) % 676;
+  return text + '?' + static_cast<char>('a' + n / 26) + static_cast<char>('a' + n % 26) + "x:";
+}
+
 struct Answer {
   int64_t id = 0;
   std::vector<int32_t> tokens;

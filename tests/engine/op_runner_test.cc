@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/nano.h"
+#include "engine/setup.h"
 
 namespace lacuna {
 namespace {
@@ -64,7 +65,7 @@ TEST(OpRunner, CapturedCallsCountWhenTheyAreReplayed) {
 
 TEST(OpRunner, ADeviceThatRunsBehindIsTimedByEvents) {
   const Context context = one_thread();
-  Runtime runtime = *context.state().backends.back()->runtime;
+  Runtime runtime = *runtime_of(context.state(), DeviceKind::kCpu);
   runtime.elapsed_ms = [](void*, void*) { return Result<double>(2.0); };
   OpRunner run(context);
   run.set_timing(true, &runtime);

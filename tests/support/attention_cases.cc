@@ -419,16 +419,8 @@ SparseMlaProblem::SparseMlaProblem(const SparseMlaCase& test_case, const TestDev
     max_logits = buffers.tensor("max_logits", Role::kOutput, DType::kFloat32, {c.rows, c.heads},
                                 {.strides = lse_strides});
   }
-  const auto make_scale = [&](const char* name, float value) {
-    TestTensor scale;
-    if (value != 0) {
-      scale = buffers.tensor(name, Role::kInput, DType::kFloat32, {1});
-      scale.set(value, 0);
-    }
-    return scale;
-  };
-  latent_scale = make_scale("latent_scale", c.latent_scale);
-  rope_scale = make_scale("rope_scale", c.rope_scale);
+  latent_scale = buffers.scale("latent_scale", c.latent_scale);
+  rope_scale = buffers.scale("rope_scale", c.rope_scale);
   cache = buffers.cache("kv", Role::kInput, c.layout,
                         {.num_blocks = (c.tokens + c.block_size - 1) / c.block_size +
                                        static_cast<int64_t>(c.seq_lens.size()),

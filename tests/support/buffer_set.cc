@@ -170,6 +170,15 @@ TestTensor BufferSet::ints(const std::string& name, const std::vector<int32_t>& 
   return tensor;
 }
 
+TestTensor BufferSet::scale(const std::string& name, float value) {
+  TestTensor scale;
+  if (value != 0) {
+    scale = tensor(name, Role::kInput, DType::kFloat32, {1});
+    scale.set(value, 0);
+  }
+  return scale;
+}
+
 TestCache BufferSet::cache(const std::string& name, Role role, KvLayout layout,
                            const CacheOptions& options) {
   TestCache cache;

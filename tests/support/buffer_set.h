@@ -112,6 +112,8 @@ class BufferSet {
   // Input of int32 values.
   TestTensor ints(const std::string& name, const std::vector<int32_t>& values,
                   const TensorOptions& options = {});
+  // Input of one float, a cache's per-tensor scale; absent when `value` is 0.
+  TestTensor scale(const std::string& name, float value);
   TestCache cache(const std::string& name, Role role, KvLayout layout, const CacheOptions& options);
 
   // Images to the device; outputs are poison and canaries whole again.

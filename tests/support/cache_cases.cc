@@ -369,16 +369,8 @@ GatherKvProblem::GatherKvProblem(const GatherKvCase& test_case, const TestDevice
   out = buffers.tensor("out", Role::kOutput, c.out_dtype,
                        {c.out_rows != 0 ? c.out_rows : next_row, c.layout.d_qk()},
                        {.strides = {c.layout.d_qk() + (c.strided ? 9 : 0), 1}});
-  const auto make_scale = [&](const char* name, float value) {
-    TestTensor scale;
-    if (value != 0) {
-      scale = buffers.tensor(name, Role::kInput, DType::kFloat32, {1});
-      scale.set(value, 0);
-    }
-    return scale;
-  };
-  latent_scale = make_scale("latent_scale", c.latent_scale);
-  rope_scale = make_scale("rope_scale", c.rope_scale);
+  latent_scale = buffers.scale("latent_scale", c.latent_scale);
+  rope_scale = buffers.scale("rope_scale", c.rope_scale);
 }
 
 GatherKvArgs GatherKvProblem::args(Side side) const {
