@@ -142,7 +142,7 @@ Status demo(const DemoFlags& flags) {
       "http://127.0.0.1:8000\n"
       "  lacuna generate -p '#12+34=' --stop '\\n'     ask it yourself\n"
       "  lacuna serve --model DIR                      another DeepSeek-V3.2 or GLM-5.x folder "
-      "(BF16, F16, F32)\n"
+      "(BF16, F16, F32, FP8)\n"
       "  lacuna eval --every 20                        its accuracy on part of its problems\n"
       "  lacuna info                                   devices and kernels\n");
   if (right != asked) {
