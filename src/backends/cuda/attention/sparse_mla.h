@@ -120,6 +120,9 @@ int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& 
 Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device,
                              int64_t heads_per_block);
 
+// What a call says of tensors, without the cut and its partial states.
+SparseMlaParams sparse_mla_params(const SparseMlaArgs& args);
+
 // Starts an attention kernel of `blocks` blocks of threads: head block blockIdx.x % head_blocks of
 // item blockIdx.x / head_blocks.
 using Attend = Status (*)(const SparseMlaParams& params, const DeviceInfo& device,

@@ -153,9 +153,7 @@ Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device
   return ok_status();
 }
 
-Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
-                           int64_t heads_per_block, Attend attend) {
-  const PlanShape shape = plan_shape(args, device);
+SparseMlaParams sparse_mla_params(const SparseMlaArgs& args) {
   const KvCacheView& kv = args.kv;
   const bool split_q = !args.q_nope.empty();
   const ConstTensorView& q = split_q ? args.q_nope : args.q;
@@ -176,7 +174,7 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   params.latent_scale = kv.latent_scale;
   params.rope_scale = kv.rope_scale;
   params.indices = strided2<const int32_t>(args.indices);
-  params.list_width = shape.list_width;
+  params.list_width = args.indices.shape[1];
   if (args.index_kind == IndexKind::kPositions) {
     params.request_ids = strided1<const int32_t>(args.request_ids);
     params.positions_to_rows =
@@ -188,16 +186,23 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   params.out = args.out.data;
   params.lse = strided2<float>(args.lse);
   params.max_logits = strided2<float>(args.max_logits);
-  params.num_heads = static_cast<int32_t>(shape.num_heads);
+  params.num_heads = static_cast<int32_t>(args.out.shape[1]);
   params.latent = static_cast<int32_t>(kv.layout.latent);
   params.rope = static_cast<int32_t>(kv.layout.rope);
   params.kv_format = kv.layout.format;
   params.q_dtype = q.dtype;
   params.out_dtype = args.out.dtype;
-  params.num_rows = shape.num_rows;
+  params.num_rows = args.out.shape[0];
+  return params;
+}
+
+Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
+                           int64_t heads_per_block, Attend attend) {
+  const PlanShape shape = plan_shape(args, device);
+  SparseMlaParams params = sparse_mla_params(args);
   const int64_t partials = partial_heads_max(shape);
   Workspace workspace(where.workspace, where.workspace_bytes);
-  params.partial_out = workspace.take<float>(product(partials, kv.layout.latent));
+  params.partial_out = workspace.take<float>(product(partials, args.kv.layout.latent));
   params.partial_sums = workspace.take<float2>(partials);
   params.num_slots = partials / shape.num_heads;
 
