@@ -180,13 +180,13 @@ Recording run_engine(EngineOptions options, std::vector<int32_t> prompt,
     ADD_FAILURE() << engine.status().message();
     return run;
   }
-  (*engine)->set_tap([&, record = run.recorder.tap()](std::string_view name, int layer,
-                                                      const ConstTensorView& tensor) {
-    record(name, layer, tensor);
-    if (inject && name == "hidden") {
-      inject(layer, const_cast<float*>(tensor.as<float>()));
-    }
-  });
+  (*engine)->set_tap(
+      [&, record = run.recorder.tap()](std::string_view name, int layer, const TensorView& tensor) {
+        record(name, layer, tensor);
+        if (inject && name == "hidden") {
+          inject(layer, tensor.as<float>());
+        }
+      });
   Request request;
   request.prompt = std::move(prompt);
   request.prompt_logprobs = true;
