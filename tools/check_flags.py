@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = {"serve": ["serving.md"], "eval": ["measuring.md", "serving.md"]}
+DOCUMENTS = {"serve": ["serving.md"], "eval": ["measuring.md", "serving.md"],
+             "probe": ["measuring.md", "serving.md"]}
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 

@@ -147,6 +147,34 @@ class GoodPaths(CliTest):
                          "linear=cpu/linear_gemm", *ONE_THREAD)
         self.assertEqual(done.out, "046\n")
 
+    def test_probe(self):
+        path = self.folder / "probe.jsonl"
+        prompt = ["-p", "abc=12;\n" * 40, "-n", "3", "-c", "512", *ONE_THREAD]
+        done = self.good("probe", *prompt, "-o", path)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        run_line, calls = lines[0], [line for line in lines[1:] if line["engines_own"]]
+        self.assertEqual(run_line["dtype"], "bfloat16")
+        # 320 rows in one step, then two decode steps, in each of four layers.
+        self.assertEqual([(c["step"], c["layer"], c["rows"]) for c in calls],
+                         [(step, layer, 320 if step == 0 else 1)
+                          for step in range(3) for layer in range(4)])
+        for call in calls:
+            self.assertEqual(call["keys"], 128 * (call["rows"] - 128) + 128 * 129 // 2
+                             if call["rows"] == 320 else 128)
+            self.assertTrue(call["bit_equal"], call)
+            self.assertTrue(call["within_bound"], call)
+            self.assertGreater(call["rel_frobenius"], 0)
+            self.assertLess(call["rel_frobenius"], 0.01)
+            self.assertLess(call["lse_error"], 1e-4)
+        self.assertIn("12 calls captured, the engine's own kernel gives its bits again; 0 replays "
+                      "beyond their bound", done.out)
+        self.good("probe", *prompt, "--layers", "1,3", "--steps", "2", "--dtype", "float32", "-o",
+                  path)
+        calls = [json.loads(line) for line in path.read_text().splitlines()][1:]
+        self.assertEqual([(c["step"], c["layer"]) for c in calls if c["engines_own"]],
+                         [(2, 1), (2, 3)])
+        self.assertTrue(all(c["within_bound"] for c in calls), calls)
+
     def test_info(self):
         out = self.good("info").out
         for part in ("devices", "cpu ", "select_keys", "model that ships: ", "dsa-nano"):
@@ -316,6 +344,21 @@ class CommandLine(CliTest):
         self.bad(2, ['--device: "tpu"', "cpu or cuda"], "info", "--explain", "--device", "tpu")
         self.bad(2, ['--kv-dtype: "int4"'], "info", "--explain", "--kv-dtype", "int4")
         self.bad(2, ["--rows", "0, 16, 512, 64, 2048"], "info", "--explain", "--rows", "0")
+
+    def test_probe(self):
+        def bad(parts, *args):
+            self.bad(2, parts, "probe", "-p", "#12+34=", "-o", "out", *args, *ONE_THREAD)
+        bad(['--layers: "0,x"', "expected all or numbers"], "--layers", "0,x")
+        bad(['--steps: ""'], "--steps", "")
+        bad(["--layers: 4, the model has layers 0 to 3"], "--layers", "1,4")
+        # These are known at the end, after the line about what was loaded.
+        for part, *args in [("--layers, --steps: name none of the 4 calls", "-n", "2", "--steps", "77"),
+                            ("no step attended over a list", "-n", "1")]:
+            done = run("probe", "-p", "#12+34=", "-o", "out", *args, *ONE_THREAD, cwd=self.folder)
+            self.assertEqual(done.code, 2)
+            self.assertIn("lacuna: ", done.err.splitlines()[-1])
+            self.assertIn(part, done.err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
 
     def test_kernels(self):
         def bad(code, parts, kernel):
