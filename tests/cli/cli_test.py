@@ -276,7 +276,7 @@ class GoodPaths(CliTest):
             done = self.good(command, "--help")
             self.assertIn("Usage: lacuna " + command, done.out)
             self.assertEqual(done.err, "")
-        for part in ("attention", "prefill"):
+        for part in ("attention", "indexer", "prefill"):
             self.assertIn(part, self.good("bench", "--help").out)
             self.assertIn("--csv", self.good("bench", part, "--help").out)
         self.assertRegex(self.good("--version").out, r"^lacuna \d+\.\d+\.\d+\n$")
@@ -284,13 +284,13 @@ class GoodPaths(CliTest):
 
 class CommandLine(CliTest):
     def test_commands(self):
-        known = "expected one of: generate, serve, eval, demo, info, logits, bench (see lacuna --help)"
+        known = "expected one of: generate, serve, eval, demo, info, logits, probe, bench (see lacuna --help)"
         self.bad(2, ['there is no command "nope"', known], "nope")
         self.bad(2, ["no command was given", known])
         self.bad(2, ['there is no command "--nope"', known], "--nope")
-        self.bad(2, ['there is no command "nope"', "attention, prefill, latency, throughput, serve (see lacuna bench --help)"],
+        self.bad(2, ['there is no command "nope"', "attention, indexer, prefill, latency, throughput, serve (see lacuna bench --help)"],
                  "bench", "nope")
-        self.bad(2, ["no command was given", "attention, prefill"], "bench")
+        self.bad(2, ["no command was given", "attention, indexer, prefill"], "bench")
 
     def test_unknown_flags(self):
         for command in ("generate", "demo", "info", "eval"):
@@ -570,6 +570,52 @@ class DataAndOutput(CliTest):
         if os.geteuid() != 0:
             path.chmod(0)
             self.bad(1, ["data.jsonl", "Permission denied"], "eval", "--data", "data.jsonl")
+
+    def test_bench_devices(self):
+        has_gpu = "cuda:0" in self.good("info").out
+        for part in ("attention", "indexer", "prefill"):
+            self.bad(2, ['--device: "tpu"', "expected auto, cpu or cuda"], "bench", part, "--device",
+                     "tpu")
+            if not has_gpu:
+                self.bad(1, ["--device cuda: there is no usable GPU: "], "bench", part, "--device",
+                         "cuda")
+        for device in ("cpu",) if has_gpu else ("cpu", "auto"):
+            self.bad(1, [f"--device {device}: the indexer is measured on a GPU only"], "bench",
+                     "indexer", "--device", device)
+        self.bad(2, ["--peer: measured on a GPU only"], "bench", "attention", "--device", "cpu",
+                 "--peer", "libx.so")
+
+    def test_bench_flags(self):
+        for part in ("attention", "indexer", "prefill"):
+            self.bad(2, ["--timing", "sideways", "graph,event"], "bench", part, "--timing",
+                     "sideways")
+            self.bad(2, ["--rounds", "0"], "bench", part, "--rounds", "0")
+            heads = "--heads: 0, expected values from 1 to 1024"
+            self.bad(2, [heads], "bench", part, "--device", "cuda", "--heads", "16,0")
+
+        def attention(parts, *args):
+            self.bad(2, parts, "bench", "attention", "--device", "cpu", *args)
+        attention(["--d-qk: 100", "576", "512"], "--d-qk", "100")
+        attention(['--dtype: "int4"', "bf16, f32 or fp8_ds_mla"], "--dtype", "int4")
+        attention(["--topk: 2048", "--context 64"], "--context", "64")
+        attention(["--repeats: 0", "from 1"], "--repeats", "0")
+
+        def indexer(parts, *args):
+            self.bad(2, parts, "bench", "indexer", *args)
+        indexer(['--ops: "sort"', "index_logits, top_k, select_keys, translate_indices"], "--ops",
+                "top_k,sort")
+        indexer(['--dtype: "f32"', "bf16, fp8, fp8_bf16q"], "--dtype", "f32")
+        indexer(["--context: 1000", "multiples of a block, 64 tokens"], "--context", "2048,1000")
+        indexer(["--prefill-rows: 1024", "the shortest --context, 512"], "--context", "512")
+        indexer(["--rows: 2000", "0 to 1024"], "--rows", "2000")
+        indexer(["--kernel: cuda/top_k", "--ops"], "--kernel", "cuda/top_k")
+
+        def prefill(parts, *args):
+            self.bad(2, parts, "bench", "prefill", "--device", "cuda", *args)
+        prefill(["--d-qk: 576", "192 (values of 128) or 256 (values of 256)"], "--d-qk", "576")
+        prefill(["--rows: 2048", "the shortest --context, 1024"], "--rows", "2048")
+        prefill(["--context: 200000", "from 1 to 131072"], "--context", "200000")
+        prefill(['--kernel: "top_k=cuda/top_k"', "mha=NAME"], "--kernel", "top_k=cuda/top_k")
 
     def test_eval_flags(self):
         self.bad(2, ["--every: 0", "at least 1"], "eval", "--every", "0")
