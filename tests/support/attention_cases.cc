@@ -361,7 +361,7 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
 }
 
 SparseMlaProblem::SparseMlaProblem(const SparseMlaCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   SparseMlaCase& c = case_;
   const int64_t latent = c.layout.latent;
   const int64_t rope = c.layout.rope;
@@ -702,7 +702,7 @@ std::vector<MhaCase> mha_cases() {
 }
 
 MhaProblem::MhaProblem(const MhaCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MhaCase& c = case_;
   Random random(c.seed);
   const std::vector<int32_t> starts_q = starts_of(c.q_lens);
@@ -862,7 +862,7 @@ std::vector<BuildMaskCase> build_mask_cases() {
 }
 
 BuildMaskProblem::BuildMaskProblem(const BuildMaskCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   BuildMaskCase& c = case_;
   Random random(c.seed);
   if (c.words == 0) {
@@ -966,7 +966,7 @@ float random_lse(Random& random, bool bad) {
 }  // namespace
 
 MergeStatesProblem::MergeStatesProblem(const MergeStatesCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MergeStatesCase& c = case_;
   Random random(c.seed);
   const int64_t heads = c.strided ? c.heads + 3 : c.heads;
@@ -1063,7 +1063,7 @@ std::vector<RescaleByLseCase> rescale_by_lse_cases() {
 }
 
 RescaleByLseProblem::RescaleByLseProblem(const RescaleByLseCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const RescaleByLseCase& c = case_;
   Random random(c.seed);
   const int64_t heads = c.strided ? c.heads + 3 : c.heads;

@@ -99,7 +99,7 @@ std::vector<AdjustLogitsCase> adjust_logits_cases() {
 }
 
 AdjustLogitsProblem::AdjustLogitsProblem(const AdjustLogitsCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const AdjustLogitsCase& c = case_;
   Random random(c.seed);
   logits = buffers.tensor("logits", Role::kInOut, kF32, {c.rows, c.vocabulary},
@@ -179,7 +179,7 @@ std::vector<TokenLogprobsCase> token_logprobs_cases() {
 
 TokenLogprobsProblem::TokenLogprobsProblem(const TokenLogprobsCase& test_case,
                                            const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const TokenLogprobsCase& c = case_;
   Random random(c.seed);
   logits = buffers.tensor("logits", Role::kInput, kF32, {c.rows, c.vocabulary},
@@ -279,7 +279,7 @@ std::vector<SampleCase> sample_cases() {
 }
 
 SampleProblem::SampleProblem(const SampleCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const SampleCase& c = case_;
   Random random(c.seed);
   const int64_t count = static_cast<int64_t>(c.rows.size());

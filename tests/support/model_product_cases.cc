@@ -144,7 +144,7 @@ std::vector<LinearCase> linear_cases() {
 }
 
 LinearProblem::LinearProblem(const LinearCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const LinearCase& c = case_;
   Random random(c.seed);
   x = buffers.tensor("x", Role::kInput, c.x, {c.rows, c.depth}, matrix_options(c.depth, c.gap));
@@ -263,7 +263,7 @@ std::vector<HeadLinearCase> head_linear_cases() {
 }
 
 HeadLinearProblem::HeadLinearProblem(const HeadLinearCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const HeadLinearCase& c = case_;
   Random random(c.seed);
   const auto rows = [&](int64_t width) -> TensorOptions {
@@ -349,7 +349,7 @@ std::vector<MoeExpertsCase> moe_experts_cases() {
 }
 
 MoeExpertsProblem::MoeExpertsProblem(const MoeExpertsCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MoeExpertsCase& c = case_;
   Random random(c.seed);
   x = buffers.tensor("x", Role::kInput, c.x, {c.rows, c.width}, matrix_options(c.width, c.gap));
