@@ -707,8 +707,9 @@ class SpyContext {
  public:
   explicit SpyContext(std::vector<Kernel<SparseMlaArgs>> kernels)
       : real_(one_thread()), kernels_(std::move(kernels)) {
+    const Backend& cpu = cpu_backend(real_);
     backend_.name = "spy";
-    backend_.runtime = real_.state().backends.back()->runtime;
+    backend_.runtime = cpu.runtime;
     backend_.device_kind = DeviceKind::kCpu;
     backend_.available = [](const DeviceInfo&) { return true; };
     backend_.sparse_mla = kernels_;
@@ -718,7 +719,7 @@ class SpyContext {
     state->backends.insert(state->backends.end(), real_.state().backends.begin(),
                            real_.state().backends.end());
     context_ = std::make_unique<Context>(Context::from_state(std::move(state)));
-    cpu_kernel = &real_.state().backends.back()->sparse_mla.front();
+    cpu_kernel = &cpu.sparse_mla.front();
   }
   const Context& context() const { return *context_; }
 

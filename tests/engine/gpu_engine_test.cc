@@ -66,38 +66,15 @@ Request request_of(int which, int num_facts, int64_t max_tokens) {
   return request;
 }
 
-struct Tokens {
-  std::map<int64_t, std::vector<int32_t>> ids;
-  std::map<int64_t, std::vector<float>> logprobs;
-};
-
-Tokens drain(Engine& engine) {
-  Tokens tokens;
-  while (engine.has_work()) {
-    const auto events = engine.step();
-    EXPECT_TRUE(events.ok()) << events.status().message();
-    if (!events.ok()) {
-      break;
-    }
-    for (const TokenEvent& event : *events) {
-      if (event.token_id >= 0) {
-        tokens.ids[event.request_id].push_back(event.token_id);
-        tokens.logprobs[event.request_id].push_back(event.logprob);
-      }
-    }
-  }
-  return tokens;
-}
-
 // Requests of many lengths that come and go: batches of every size up to `sequences`.
-Tokens churn(Engine& engine, int count, uint32_t seed) {
+Answers churn(Engine& engine, int count, uint32_t seed) {
   std::mt19937 random(seed);
   for (int i = 0; i < count; ++i) {
     const int facts = 1 + static_cast<int>(random() % 60);
     const int64_t tokens = 1 + static_cast<int64_t>(random() % 40);
     EXPECT_TRUE(engine.submit(request_of(i, facts, tokens)).ok());
   }
-  return drain(engine);
+  return run_all(engine);
 }
 
 TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
@@ -108,9 +85,9 @@ TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
   ASSERT_TRUE(graphs != nullptr && eager != nullptr);
   EXPECT_GT(graphs->info().num_graphs, 0);
   EXPECT_EQ(eager->info().num_graphs, 0);
-  const Tokens want = churn(*eager, 48, 7);
-  const Tokens got = churn(*graphs, 48, 7);
-  EXPECT_EQ(got.ids, want.ids);
+  const Answers want = churn(*eager, 48, 7);
+  const Answers got = churn(*graphs, 48, 7);
+  EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.logprobs, want.logprobs);
   const EngineCounters counters = graphs->counters();
   EXPECT_GT(counters.graph_steps, 20);
@@ -127,7 +104,7 @@ TEST_F(GpuEngine, RepeatedRunsGiveTheSameBits) {
   options.enable_prefix_caching = false;
   const auto engine = make(options);
   ASSERT_NE(engine, nullptr);
-  const auto values = [](const Tokens& tokens) {
+  const auto values = [](const Answers& tokens) {
     std::vector<std::vector<float>> lists;
     for (const auto& [id, list] : tokens.logprobs) {
       lists.push_back(list);
