@@ -119,6 +119,7 @@ struct MhaCase {
   bool lse = true;
   bool strided = false;      // every tensor is a view of a wider one
   int64_t key_tail = 0;      // rows of NaN after the last key
+  bool bad_keys = false;     // with a mask: every third key is NaN or infinite, and no row keeps it
   bool give_maxima = false;  // seqlen_q_max and seqlen_k_max
 };
 
@@ -134,6 +135,7 @@ class MhaProblem : public BasicProblem<MhaArgs, MhaCase> {
 
  private:
   void make_mask(Random& random);
+  bool is_bad_key(int64_t key_row) const { return case_.bad_keys && key_row % 3 == 0; }
   std::optional<reference::AttentionResult> expected_;
 };
 
