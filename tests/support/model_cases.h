@@ -29,6 +29,7 @@ struct LinearCase {
   // bytes of alignment, 3 keeps none.
   int64_t gap = 0;
   bool nan_row = false;     // the first row of x is NaN, and only that of the output may be
+  bool nan_weight = false;  // two elements of the weight are NaN, and so are their columns only
   bool zero_scale = false;  // one block of an FP8 weight has scale 0
 };
 
@@ -278,6 +279,29 @@ class AdjustLogitsProblem : public BasicProblem<AdjustLogitsArgs, AdjustLogitsCa
   std::string verify();
 
   TestTensor logits, rows, ids, repetition, add, saved;
+};
+
+// Which tensor `out` is.
+enum class PickInto { kOther, kGiven, kDrawn };
+
+struct PickTokensCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 5;
+  int64_t drawn = 8;
+  PickInto into = PickInto::kOther;
+  int64_t gap = 0;
+};
+
+std::vector<PickTokensCase> pick_tokens_cases();
+
+class PickTokensProblem : public BasicProblem<PickTokensArgs, PickTokensCase> {
+ public:
+  PickTokensProblem(const PickTokensCase& test_case, const TestDevice& where);
+  PickTokensArgs args(Side side) const;
+  std::string verify();
+
+  TestTensor given, sources, drawn, out;
 };
 
 // What a row of logits looks like.
