@@ -62,22 +62,11 @@ class Bench {
 
  private:
   template <class T>
-  ConstTensorView view(const DeviceMemory& memory, std::initializer_list<int64_t> shape,
-                       int64_t set = 0) const {
-    int64_t elements = 1;
-    for (const int64_t extent : shape) {
-      elements *= extent;
-    }
-    return view_of(static_cast<const T*>(memory.data()) + set * elements, shape, gpu_.where());
-  }
-  template <class T>
-  TensorView output(const DeviceMemory& memory, std::initializer_list<int64_t> shape,
-                    int64_t set = 0) const {
-    int64_t elements = 1;
-    for (const int64_t extent : shape) {
-      elements *= extent;
-    }
-    return view_of(static_cast<T*>(memory.data()) + set * elements, shape, gpu_.where());
+  TensorView view(const DeviceMemory& memory, std::initializer_list<int64_t> shape,
+                  int64_t set = 0) const {
+    TensorView view = view_of(static_cast<T*>(memory.data()), shape, gpu_.where());
+    view.data = static_cast<T*>(memory.data()) + set * view.num_elements();
+    return view;
   }
   ConstTensorView tables(int64_t set) const {
     return view<int32_t>(tables_, {shape_.num_requests(), shape_.context / kBlockSize},
@@ -213,8 +202,8 @@ Status Bench::measure_scores(int64_t heads) {
     LACUNA_ASSIGN_OR_RETURN(const DeviceMemory logits,
                             gpu_.allocate(4 * shape_.rows * shape_.context));
     LACUNA_ASSIGN_OR_RETURN(const Subject subject, gpu_.subject([&](int64_t i) {
-      return logits_args(heads, query, weights,
-                         output<float>(logits, {shape_.rows, shape_.context}), i);
+      return logits_args(heads, query, weights, view<float>(logits, {shape_.rows, shape_.context}),
+                         i);
     }));
     LACUNA_RETURN_IF_ERROR(
         measure("index_logits", subject, floors,
@@ -240,9 +229,9 @@ Status Bench::measure_scores(int64_t heads) {
                             .block_table = scores.block_table,
                             .visible_length_max = shape_.context,
                             .k = k,
-                            .outputs = {.indices = output<int32_t>(lists, {shape_.rows, k}),
-                                        .counts = output<int32_t>(counts, {shape_.rows}),
-                                        .rows = output<int32_t>(lists, {shape_.rows, k}, 1),
+                            .outputs = {.indices = view<int32_t>(lists, {shape_.rows, k}),
+                                        .counts = view<int32_t>(counts, {shape_.rows}),
+                                        .rows = view<int32_t>(lists, {shape_.rows, k}, 1),
                                         .block_table = scores.block_table,
                                         .num_blocks = keys_.num_blocks,
                                         .block_size = kBlockSize},
@@ -268,7 +257,7 @@ Status Bench::measure_top_k(int64_t k) {
   LACUNA_ASSIGN_OR_RETURN(const DeviceMemory weights, gpu_.random_f32(shape_.rows * kHeads, 13));
   for (int64_t set = 0; set < num_sets; ++set) {
     IndexLogitsArgs args = logits_args(
-        kHeads, query, weights, output<float>(logits, {shape_.rows, shape_.context}, set), set);
+        kHeads, query, weights, view<float>(logits, {shape_.rows, shape_.context}, set), set);
     args.kernel = {};
     LACUNA_RETURN_IF_ERROR(index_logits(gpu_.context(), args, {.stream = gpu_.stream()}));
   }
@@ -278,8 +267,8 @@ Status Bench::measure_top_k(int64_t k) {
     return TopKArgs{.logits = view<float>(logits, {shape_.rows, shape_.context}, i % num_sets),
                     .lengths = view<int32_t>(lengths_, {shape_.rows}),
                     .k = k,
-                    .outputs = {.indices = output<int32_t>(lists, {shape_.rows, k}),
-                                .counts = output<int32_t>(counts, {shape_.rows})},
+                    .outputs = {.indices = view<int32_t>(lists, {shape_.rows, k}),
+                                .counts = view<int32_t>(counts, {shape_.rows})},
                     .kernel = grid_.kernel};
   }));
   const double read = 4 * shape_.pairs(k);
@@ -309,7 +298,7 @@ Status Bench::measure_translation(int64_t k) {
                                 .block_table = tables(i),
                                 .num_blocks = keys_.num_blocks,
                                 .block_size = kBlockSize,
-                                .rows = output<int32_t>(rows, {shape_.rows, k}),
+                                .rows = view<int32_t>(rows, {shape_.rows, k}),
                                 .kernel = grid_.kernel};
   }));
   return measure("translate_indices", subject, streams(lists, 4 * entries),
