@@ -135,10 +135,13 @@ class Probe {
                "probes", "refused", "max abs", "rel frob", "lse", "same bits", "wrong");
     int64_t wrong = 0;
     for (const auto& [name, kernel] : kernels_) {
-      fmt::print("{:<28} {:<7} {:>7} {:>8} {:>9.2e} {:>9.2e} {:>9.2e} {:>10} {:>6}{}\n", name.first,
-                 name.second, kernel.probes, kernel.refused, kernel.max_abs, kernel.rel_frobenius,
-                 kernel.lse_error, kernel.bit_equal, kernel.wrong,
-                 kernel.refusal.empty() ? "" : "  " + kernel.refusal);
+      const auto error = [&](double value) {
+        return kernel.probes == 0 ? "-" : fmt::format("{:.2e}", value);
+      };
+      fmt::print("{:<28} {:<7} {:>7} {:>8} {:>9} {:>9} {:>9} {:>10} {:>6}{}\n", name.first,
+                 name.second, kernel.probes, kernel.refused, error(kernel.max_abs),
+                 error(kernel.rel_frobenius), error(kernel.lse_error), kernel.bit_equal,
+                 kernel.wrong, kernel.refusal.empty() ? "" : "  " + kernel.refusal);
       wrong += kernel.wrong;
     }
     fmt::print("{} calls captured, the engine's own kernel {}; {} replays beyond their bound{}\n",

@@ -271,7 +271,7 @@ class GoodPaths(CliTest):
 
     def test_help_and_version(self):
         top = self.good("--help").out
-        for command in ("generate", "eval", "demo", "info", "logits", "bench"):
+        for command in ("generate", "eval", "demo", "info", "logits", "probe", "bench"):
             self.assertIn(command, top)
             done = self.good(command, "--help")
             self.assertIn("Usage: lacuna " + command, done.out)
