@@ -30,7 +30,6 @@ struct LinearCase {
   int64_t gap = 0;
   bool nan_row = false;     // the first row of x is NaN, and only that of the output may be
   bool nan_weight = false;  // two elements of the weight are NaN, and so are their columns only
-  bool nan_weight = false;  // two elements of the weight are NaN, and so are their columns only
   bool zero_scale = false;  // one block of an FP8 weight has scale 0
 };
 
