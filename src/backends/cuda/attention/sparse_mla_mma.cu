@@ -7,9 +7,9 @@
 // own softmax, and join at the end. Tiles come by 16-byte asynchronous copies, two ahead, into
 // slabs of 64 columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at place
 // c ^ (k & 7), so that neither the copies nor ldmatrix meet a bank twice. Of a tile
-//   copies: warp w of the team brings slab w and a part of the rope for its pair, so that it
-//   refills
-//     its slab as soon as it has used it, and tiles are awaited by pairs of warps.
+//   copies: warp w of the team brings slab w, which it alone reads for the output, and a part of
+//     the rope for its pair. So a slab is refilled without a barrier, and tiles are awaited by
+//     pairs of warps.
 //   scores: the pair g of warps 2 g and 2 g + 1 multiplies columns [128 g, 128 g + 128) of the
 //     latent and 16 of the rope, a warp by 16 keys, with its query fragments in registers; the four
 //     column groups meet in shared memory. A group is one scale block of fp8_ds_mla, so the scales
@@ -88,7 +88,7 @@ struct Layout {
   static constexpr int kStatesAt = kRescalesAt + 4 * kHeads;
   // Fragments of the query, 16 bytes a thread, for which there are no registers: the last latent
   // steps, then the rope.
-  static constexpr int kParkedSteps = kFp8 ? kTeams + 1 : kTeams;
+  static constexpr int kParkedSteps = kFp8 ? kTeams + 1 : 1;
   static constexpr int kQueryAt = kStatesAt + 8 * kHeads;
   static constexpr int kKeptAt = kQueryAt + 16 * kTeamThreads * (kParkedSteps + (kHasRope ? 1 : 0));
   static constexpr int kBytes = (kKeptAt + static_cast<int>(sizeof(Kept)) + 127) / 128 * 128;
@@ -211,13 +211,13 @@ class Gather {
   }
 
  private:
-  __device__ const char* address(int32_t row, int offset) const {
+  __device__ const char* address(int32_t row, uint32_t offset) const {
     // Of the first row for an invalid key: nothing is read through it.
     const auto valid_row = static_cast<uint32_t>(max(row, 0));
     return p_.kv + offset + uint64_t{valid_row} * static_cast<uint32_t>(p_.row_bytes);
   }
   // The place of an invalid key is filled with zeros.
-  __device__ void copy_16(uint32_t to, int32_t row, int offset) const {
+  __device__ void copy_16(uint32_t to, int32_t row, uint32_t offset) const {
     cp_async_16(to, address(row, offset), row >= 0);
   }
 
