@@ -67,6 +67,7 @@ constexpr int kTeamsMax = 2;
 struct Kept {
   int32_t slot;  // of the task
   int32_t first_head;
+  bool is_shared;  // between teams: each had tiles
 };
 
 // A team's shared memory.
@@ -330,12 +331,14 @@ __global__ __launch_bounds__(
   auto* const kept = reinterpret_cast<Kept*>(block_smem + Smem::kKeptAt);
   const int first_head = (static_cast<int>(blockIdx.x) - item * head_blocks) * kHeads;
   if (threadIdx.x == 0) {
-    *kept = {.slot = task.slot, .first_head = first_head};
+    *kept = {.slot = task.slot, .first_head = first_head, .is_shared = block_tiles > 1};
   }
   Gather<kFp8, kHasRope, kTeams> gather(p, task, team, smem_at);
   const int32_t third_entry = gather.read_entry();
   const uint32_t query_at = smem_at + Smem::kScoresAt;
-  copy_query<kHasRope>(p, task.row, first_head, query_at);
+  if (team == 0 || num_tiles > 0) {
+    copy_query<kHasRope>(p, task.row, first_head, query_at);
+  }
   cp_async_commit();
   gather.translate();
   uint32_t valid_keys = gather.is_valid() ? 1 : 0;  // a bit a tile, the last copied one lowest
@@ -582,22 +585,24 @@ __global__ __launch_bounds__(
 
   // A team leaves its sums in shared memory, where tiles were, from where the block joins them and
   // writes whole lines.
-  sync_group<kTeamThreads, 1>();
-  float* const sums = reinterpret_cast<float*>(smem);
+  if (team == 0 || num_tiles > 0) {
+    sync_group<kTeamThreads, 1>();
+    float* const sums = reinterpret_cast<float*>(smem);
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        *reinterpret_cast<float2*>(sums + (group_row + 8 * i) * kSumPitch + warp_idx * 64 + n * 8 +
+                                   2 * group_column) = {out[n][2 * i], out[n][2 * i + 1]};
+      }
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<float2*>(sums + (group_row + 8 * i) * kSumPitch + warp_idx * 64 + n * 8 +
-                                 2 * group_column) = {out[n][2 * i], out[n][2 * i + 1]};
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float total = reduce_warp(sum[i], Sum());
-    if (lane_idx == 0) {
-      reinterpret_cast<float2*>(smem + Smem::kStatesAt)[2 * warp_idx + i] =
-          make_float2(max[i], total);
+      const float total = reduce_warp(sum[i], Sum());
+      if (lane_idx == 0) {
+        reinterpret_cast<float2*>(smem + Smem::kStatesAt)[2 * warp_idx + i] =
+            make_float2(max[i], total);
+      }
     }
   }
   __syncthreads();
@@ -614,7 +619,7 @@ __global__ __launch_bounds__(
     float4 value = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(block_smem) +
                                                     head_idx * kSumPitch + column);
     float2 state = reinterpret_cast<const float2*>(block_smem + Smem::kStatesAt)[head_idx];
-    if constexpr (kTeams == 2) {
+    if (kTeams == 2 && kept->is_shared) {
       const char* const other = block_smem + Smem::kBytes;
       const float4 more = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(other) +
                                                            head_idx * kSumPitch + column);
