@@ -64,9 +64,9 @@ def time_torch(rows_count, context, repeats):
 
 def time_lacuna(program, rows_count, context, threads, repeats):
     with tempfile.NamedTemporaryFile(suffix=".csv") as file:
-        subprocess.run([program, "bench", "attention", "--heads", str(H), "--d-qk", str(D_QK), "--topk", str(TOPK),
-                        "--rows", str(rows_count), "--context", str(context), "--dtype", "bf16", "--threads",
-                        str(threads), "--repeats", str(repeats), "--csv", file.name], check=True,
+        subprocess.run([program, "bench", "attention", "--device", "cpu", "--heads", str(H), "--d-qk", str(D_QK),
+                        "--topk", str(TOPK), "--rows", str(rows_count), "--context", str(context), "--dtype",
+                        "bf16", "--threads", str(threads), "--repeats", str(repeats), "--csv", file.name], check=True,
                        stdout=subprocess.DEVNULL)
         with open(file.name) as text:
             lines = [line for line in text if not line.startswith("#")]

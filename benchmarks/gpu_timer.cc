@@ -8,17 +8,6 @@
 
 namespace lacuna::bench {
 
-Timing timing_of(std::vector<double> us) {
-  if (us.empty()) {
-    return {};
-  }
-  std::sort(us.begin(), us.end());
-  const auto at = [&](double quantile) {
-    return us[static_cast<size_t>(quantile * static_cast<double>(us.size() - 1) + 0.5)];
-  };
-  return {.us_median = at(0.5), .us_p10 = at(0.1), .us_p90 = at(0.9)};
-}
-
 Result<GpuTimer> GpuTimer::create(const Runtime* runtime, int device_idx) {
   if (runtime->begin_capture == nullptr) {
     return unsupported("timing by graphs: the device has none");

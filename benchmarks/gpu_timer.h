@@ -7,17 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "benchmarks/bench_line.h"
 #include "core/runtime.h"
 
 namespace lacuna::bench {
-
-struct Timing {
-  double us_median = 0;
-  double us_p10 = 0;
-  double us_p90 = 0;
-};
-
-Timing timing_of(std::vector<double> us);
 
 // Enqueues call number i on the stream. Called many times with the same i.
 using Enqueue = std::function<Status(int64_t i, void* stream)>;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/gpu_bench.h"
 #include "core/check.h"
 #include "tests/support/attention_cases.h"
 #include "tests/support/compare.h"
@@ -54,13 +55,7 @@ std::string error_of(const Peer& peer, testing::SparseMlaProblem& problem) {
 
 Status check_peer(const Context& context, const DeviceInfo& device, const Peer& peer,
                   const KvLayout& layout, int64_t heads, int64_t topk) {
-  const Runtime* runtime = nullptr;
-  for (const Backend* backend : context.state().backends) {
-    if (runtime == nullptr && backend->device_kind == device.device.kind) {
-      runtime = backend->runtime;
-    }
-  }
-  LACUNA_CHECK(runtime != nullptr);
+  LACUNA_ASSIGN_OR_RETURN(const Runtime* runtime, runtime_of(context, device));
   for (const testing::ListPattern list :
        {testing::ListPattern::kShuffled, testing::ListPattern::kEmptyRows}) {
     const int64_t width = std::min<int64_t>(topk, 512);

@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = {"serve": ["serving.md"], "eval": ["measuring.md", "serving.md"]}
+DOCUMENTS = {"serve": ["serving.md"], "eval": ["measuring.md", "serving.md"],
+             "probe": ["measuring.md", "serving.md"]}
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 
 def flags_of(lacuna, command):
-    text = subprocess.run([lacuna, command, "--help"], capture_output=True, text=True, timeout=60,
-                          check=True).stdout
+    text = subprocess.run([lacuna, *command.split(), "--help"], capture_output=True, text=True,
+                          timeout=60, check=True).stdout
     # An option's line begins with its names; descriptions stand further to the right.
     names = re.findall(r"^  (-\S+)", text, re.M)
     assert names, f"{command} --help lists no option"

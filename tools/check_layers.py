@@ -35,7 +35,8 @@ ROOMS = {
     "src/model": OPS + ["kvcache", "parallel", "attention"],
     "src/engine": MODEL,
     "src/server": ["core"],
-    # `lacuna logits` records what the engine computes inside, which is not public.
+    # `lacuna logits` records what the engine computes inside, which is not public; `lacuna probe`
+    # holds kernels against the oracle.
     "src/cli": ["core", "ops", "server", "engine/recorder.h", "benchmarks"] + CASES,
     "bindings": [],
     "examples": [],
@@ -52,6 +53,7 @@ ROOMS = {
     "tests/engine": MODEL + ["engine", "support/fp8_checkpoint.h"],
     "tests/server": ["core", "server"],
     "tests/cli": ["core", "cli"],
+    "tests/cli/captured_call_test.cc": OPS + ["cli"] + CASES,
     "tests/benchmarks": OPS + ["benchmarks"] + CASES,
     "tests/bindings": [],
     "tests/conformance": OPS + ["backends/registry.h"] + CASES,

@@ -55,7 +55,9 @@ struct SparseMlaArgs {
   TensorView max_logits;         // [T, H] f32, optional, any strides
   int rows_per_request = 1;      // uniform decode: consecutive rows of one request, 1..8 (a hint)
   int64_t valid_count_max = -1;  // host-known upper bound of valid_counts, for planning; -1: W
-  ConstTensorView schedule;      // optional, from build_schedule of the same T, W and H
+  // Optional, from build_schedule of the same T, W and H. On a GPU nobody reads it before the
+  // kernel does: with a schedule of another shape rows stay unwritten, and no Status says so.
+  ConstTensorView schedule;
   // The work split depends on W alone, so a row's bits do not depend on the other rows of the call.
   // Costs: short batches may leave threads or SMs idle, and every row pays the merge.
   bool batch_invariant = false;
@@ -86,7 +88,9 @@ int64_t schedule_entries(const Context& context, int64_t num_rows, int64_t list_
 //   s = softmax_scale * q . k;  causal keeps key j of query i iff j <= i + (len_k - len_q)
 //   (bottom-right)
 // With a mask, key j is kept iff bit key_start[b] + j of the query row's mask is set (and causality
-// holds). A query row without keys writes out 0, lse -inf. Empty sequences are fine.
+// holds). A query row without keys writes out 0, lse -inf. Empty sequences are fine. A key that a
+// row does not keep may hold anything, but its values must be finite: they may be multiplied by 0,
+// and NaN stays NaN.
 struct MhaArgs {
   ConstTensorView q;             // [Tq, H, d_qk] bf16 or f32, last dimension contiguous
   ConstTensorView k;             // [Tk, H, d_qk] fused, or

@@ -195,9 +195,11 @@ class Engine {
 
   // Reports intermediate tensors of every step by name ("attn_out", "hidden", "router_ids",
   // "router_weights", and in leader layers "index_k", "index_q", "index_head_weights", "topk", with
-  // their layer; "prompt_logits" and "logits" without one), for comparison with oracles. Valid
-  // during the call.
+  // their layer; "prompt_logits" and "logits" without one), for comparison with oracles. On a
+  // GPU the host waits for each, and there are no graphs; so also with the following.
   void set_tap(Tap tap);
+  // Reports every sparse_mla call of every step.
+  void set_sparse_mla_tap(SparseMlaTap tap);
 
  private:
   struct State;

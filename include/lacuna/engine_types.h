@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lacuna/attention.h"
 #include "lacuna/tensor.h"
 
 namespace lacuna {
@@ -60,7 +61,18 @@ struct SelectionSource {
 };
 
 // Called with intermediate tensors of a forward pass, for comparison with oracles: ("hidden",
-// layer, [T, D]). The tensor is valid during the call.
-using Tap = std::function<void(std::string_view name, int layer, const ConstTensorView& tensor)>;
+// layer, [T, D]), in host memory, valid during the call. The pass goes on with what the tap leaves
+// in them: a test may put an oracle's values in the place of "hidden".
+using Tap = std::function<void(std::string_view name, int layer, const TensorView& tensor)>;
+
+// A sparse_mla call of a step that the device has finished: its arguments on the engine's device,
+// its output still in place. Valid while the tap runs.
+struct SparseMlaCall {
+  int64_t step = 0;  // from 0
+  int layer = 0;
+  const SparseMlaArgs& args;
+  std::string_view kernel;
+};
+using SparseMlaTap = std::function<void(const SparseMlaCall& call)>;
 
 }  // namespace lacuna

@@ -16,12 +16,13 @@
 #include <string>
 #include <vector>
 
+#include "benchmarks/random_values.h"
 #include "cli/bench.h"
-#include "cli/bench_attention_gpu.h"
+#include "cli/bench_gpu.h"
 #include "cli/bench_serve.h"
+#include "cli/bench_table.h"
 #include "cli/commands.h"
 #include "cli/engine_flags.h"
-#include "cli/text.h"
 #include "core/check.h"
 #include "core/device_memory.h"
 #include "core/output_file.h"
@@ -32,22 +33,19 @@ namespace lacuna::cli {
 namespace {
 
 struct BenchFlags {
-  std::string device = "cpu";
+  std::string device = "auto";
   std::vector<int64_t> heads = {16};
   std::vector<int64_t> d_qk = {576};
   std::vector<int64_t> topk = {2048};
   std::vector<int64_t> rows = {1};
   int64_t context = 0;  // 0: 4096 on the CPU, 4 GB of tokens on a GPU
   std::string dtype = "bf16";
-  std::string timing = "graph";
-  int64_t rounds = 11;
   std::string kernel;
   std::string peer;
   int threads = 0;
   int64_t repeats = 200;
-  std::string csv;
-  std::string commit;
   bool grid = false;
+  TableFlags table;
 };
 
 struct Shape {
@@ -58,24 +56,9 @@ struct Shape {
   KvLayout layout;
 };
 
-struct Timing {
-  double us_median = 0;
-  double us_p10 = 0;
-  double us_p90 = 0;
-};
-
 struct Ceilings {
   double bytes_per_second = 0;
   double flops_per_second = 0;
-};
-
-struct Measurement {
-  Shape shape;
-  std::string kernel;
-  Timing timing;
-  double bytes;
-  double flops;
-  double floor_us;  // the longer of the two times that the ceilings allow
 };
 
 constexpr int kWarmUps = 5;
@@ -103,14 +86,8 @@ Result<DeviceMemory> allocate(const Context& context, int64_t bytes) {
   return unsupported("bench: this context has no CPU backend");
 }
 
-// Uniform in [-1, 1).
 void fill_random(float* to, int64_t count, uint64_t seed) {
-  for (int64_t i = 0; i < count; i += 4) {
-    const std::array<uint32_t, 4> bits = philox4x32(seed, static_cast<uint64_t>(i));
-    for (int64_t j = i; j < std::min(count, i + 4); ++j) {
-      to[j] = static_cast<float>(bits[j - i] >> 8) * 0x1p-23f - 1.0f;
-    }
-  }
+  bench::for_random(count, seed, [&](int64_t i, float x) { to[i] = x; });
 }
 
 // Bytes a second of all threads reading an array that no cache holds.
@@ -229,16 +206,9 @@ std::vector<int32_t> make_lists(const Shape& shape, int64_t num_lists) {
   return lists;
 }
 
-Timing timing_of(std::vector<double> us) {
-  std::sort(us.begin(), us.end());
-  const auto at = [&](double quantile) {
-    return us[static_cast<size_t>(quantile * static_cast<double>(us.size() - 1) + 0.5)];
-  };
-  return {.us_median = at(0.5), .us_p10 = at(0.1), .us_p90 = at(0.9)};
-}
-
-Result<Measurement> measure(const Context& context, const Shape& shape, int64_t repeats,
-                            const Ceilings& ceilings) {
+Result<bench::BenchLine> measure(const Context& context, const Shape& shape,
+                                 const std::string& dtype, int64_t repeats,
+                                 const Ceilings& ceilings) {
   LACUNA_ASSIGN_OR_RETURN(const DeviceMemory cache, make_cache(context, shape));
   const int64_t list_entries = std::max<int64_t>(1, shape.rows * shape.topk);
   const int64_t num_lists = std::clamp<int64_t>(kListEntriesMax / list_entries, 2, kListsMax);
@@ -279,18 +249,28 @@ Result<Measurement> measure(const Context& context, const Shape& shape, int64_t 
     }
   }
 
-  Measurement result = {.shape = shape, .kernel = explanation.kernel, .timing = timing_of(us)};
   const double pairs = static_cast<double>(shape.rows * shape.topk);
   const double query_rows = static_cast<double>(shape.rows * shape.heads);
   const double latent = static_cast<double>(shape.layout.latent);
-  result.flops =
-      2 * pairs * static_cast<double>(shape.heads) * (static_cast<double>(d_qk) + latent);
-  // Keys and their ids, query, output and LSE.
-  result.bytes = pairs * (static_cast<double>(shape.layout.record_bytes()) + 4) +
-                 query_rows * (2 * static_cast<double>(d_qk) + 2 * latent + 4);
-  result.floor_us = 1e6 * std::max(result.bytes / ceilings.bytes_per_second,
-                                   result.flops / ceilings.flops_per_second);
-  return result;
+  bench::BenchLine line = {
+      .op = "sparse_mla",
+      .kernel = explanation.kernel,
+      .heads = shape.heads,
+      .d_qk = d_qk,
+      .topk = shape.topk,
+      .rows = shape.rows,
+      .context = shape.context,
+      .dtype = dtype,
+      .cache = "fresh_lists",
+      .timing = bench::timing_of(us),
+      // Keys and their ids, query, output and LSE.
+      .bytes = pairs * (static_cast<double>(shape.layout.record_bytes()) + 4) +
+               query_rows * (2 * static_cast<double>(d_qk) + 2 * latent + 4),
+      .flops = 2 * pairs * static_cast<double>(shape.heads) * (static_cast<double>(d_qk) + latent)};
+  // The longer of the two times that the ceilings allow.
+  line.floor_us = 1e6 * std::max(line.bytes / ceilings.bytes_per_second,
+                                 line.flops / ceilings.flops_per_second);
+  return line;
 }
 
 Result<KvLayout> layout_of(const std::string& dtype, int64_t d_qk) {
@@ -311,42 +291,38 @@ Result<KvLayout> layout_of(const std::string& dtype, int64_t d_qk) {
   return invalid_argument("--dtype: \"" + dtype + "\", expected bf16, f32 or fp8_ds_mla");
 }
 
-Result<Shape> shape_of(const Shape& shape) {
-  // The context's rows are int32 ids, and 2^24 of them are 19 GB of bf16.
-  if (shape.heads < 1 || shape.heads > 1024 || shape.topk < 1 || shape.rows < 1 ||
-      shape.rows > 65536 || shape.context > int64_t{1} << 24) {
-    return invalid_argument(fmt::format(
-        "--heads, --topk, --rows, --context: {}, {}, {}, {}, expected 1 to 1024 heads, a list of "
-        "at least 1, 1 to 65536 rows and a context of at most 2^24",
-        shape.heads, shape.topk, shape.rows, shape.context));
+Result<std::vector<KvLayout>> layouts_of(const BenchFlags& flags) {
+  std::vector<KvLayout> layouts;
+  for (const int64_t d_qk : flags.d_qk) {
+    LACUNA_ASSIGN_OR_RETURN(const KvLayout layout, layout_of(flags.dtype, d_qk));
+    layouts.push_back(layout);
   }
-  if (shape.topk > shape.context) {
-    return invalid_argument(
-        fmt::format("--topk: {} distinct rows do not exist in --context {}, expected at most that",
-                    shape.topk, shape.context));
-  }
-  return shape;
+  return layouts;
 }
 
 Result<std::vector<Shape>> shapes_of(const BenchFlags& flags) {
+  LACUNA_ASSIGN_OR_RETURN(const std::vector<KvLayout> layouts, layouts_of(flags));
+  LACUNA_RETURN_IF_ERROR(check_extents("--context", {flags.context}, 0, int64_t{1} << 24));
+  const int64_t context = flags.context == 0 ? 4096 : flags.context;
   std::vector<Shape> shapes;
-  for (const int64_t d_qk : flags.d_qk) {
-    LACUNA_ASSIGN_OR_RETURN(const KvLayout layout, layout_of(flags.dtype, d_qk));
+  for (const KvLayout& layout : layouts) {
     if (flags.grid) {
       for (const int64_t rows : {1, 8}) {
-        for (const int64_t context : {4096, 65536}) {
-          shapes.push_back({16, 2048, rows, context, layout});
+        for (const int64_t grid_context : {4096, 65536}) {
+          shapes.push_back({16, 2048, rows, grid_context, layout});
         }
       }
       continue;
     }
     for (const int64_t heads : flags.heads) {
       for (const int64_t topk : flags.topk) {
+        if (topk > context) {
+          return invalid_argument(fmt::format(
+              "--topk: {} distinct rows do not exist in --context {}, expected at most that", topk,
+              context));
+        }
         for (const int64_t rows : flags.rows) {
-          const int64_t context = flags.context == 0 ? 4096 : flags.context;
-          LACUNA_ASSIGN_OR_RETURN(const Shape shape,
-                                  shape_of({heads, topk, rows, context, layout}));
-          shapes.push_back(shape);
+          shapes.push_back({heads, topk, rows, context, layout});
         }
       }
     }
@@ -359,26 +335,24 @@ std::string device_line(const Context& context) {
   return fmt::format("{}, {}, {} threads", device.name, device.isa, device.num_threads);
 }
 
-void print_table(const std::vector<Measurement>& results) {
+void print_table(const std::vector<bench::BenchLine>& results) {
   fmt::print("\n{:>5} {:>5} {:>5} {:>5} {:>8}  {:>10} {:>10} {:>10} {:>10} {:>8} {:>8} {:>6}\n",
              "heads", "d_qk", "topk", "rows", "context", "us median", "us p10", "us p90",
              "us floor", "GB/s", "Gflop/s", "share");
-  for (const Measurement& r : results) {
+  for (const bench::BenchLine& r : results) {
     fmt::print(
         "{:>5} {:>5} {:>5} {:>5} {:>8}  {:>10.1f} {:>10.1f} {:>10.1f} {:>10.1f} {:>8.2f} {:>8.1f} "
         "{:>5.1f}%\n",
-        r.shape.heads, r.shape.layout.d_qk(), r.shape.topk, r.shape.rows, r.shape.context,
-        r.timing.us_median, r.timing.us_p10, r.timing.us_p90, r.floor_us,
-        r.bytes / r.timing.us_median / 1e3, r.flops / r.timing.us_median / 1e3,
-        100 * r.floor_us / r.timing.us_median);
+        r.heads, r.d_qk, r.topk, r.rows, r.context, r.timing.us_median, r.timing.us_p10,
+        r.timing.us_p90, r.floor_us, r.bytes / r.timing.us_median / 1e3,
+        r.flops / r.timing.us_median / 1e3, 100 * r.floor_us / r.timing.us_median);
   }
   // The price of a longer context at the same list width: what sparse attention is to make small.
-  for (const Measurement& longer : results) {
-    for (const Measurement& shorter : results) {
-      if (longer.shape.rows == shorter.shape.rows && longer.shape.context > shorter.shape.context) {
+  for (const bench::BenchLine& longer : results) {
+    for (const bench::BenchLine& shorter : results) {
+      if (longer.rows == shorter.rows && longer.context > shorter.context) {
         fmt::print("context {} over {} with {} row{}: {:.3f} times the time (p10: {:.3f})\n",
-                   longer.shape.context, shorter.shape.context, longer.shape.rows,
-                   longer.shape.rows == 1 ? "" : "s",
+                   longer.context, shorter.context, longer.rows, longer.rows == 1 ? "" : "s",
                    longer.timing.us_median / shorter.timing.us_median,
                    longer.timing.us_p10 / shorter.timing.us_p10);
       }
@@ -386,60 +360,42 @@ void print_table(const std::vector<Measurement>& results) {
   }
 }
 
-std::string csv_text(const BenchFlags& flags, const std::string& device, const Ceilings& ceilings,
-                     const std::vector<Measurement>& results) {
-  std::string text = fmt::format(
-      "# commit: {}\n# device: {}\n# date: {}\n# method: {}\n"
-      "# ceilings: stream {:.4g} bytes/s, gemm {:.4g} flop/s\n"
-      "op,kernel,peer,h_q,d_qk,topk,rows,context,kv_dtype,cache,us_median,us_p10,us_p90,floor_us,"
-      "bytes,flops\n",
-      flags.commit.empty() ? "not given" : flags.commit, device, now_text(), kMethod,
-      ceilings.bytes_per_second, ceilings.flops_per_second);
-  for (const Measurement& r : results) {
-    text += fmt::format(
-        "sparse_mla,{},none,{},{},{},{},{},{},fresh_lists,{:.2f},{:.2f},{:.2f},"
-        "{:.2f},{:.0f},{:.0f}\n",
-        r.kernel, r.shape.heads, r.shape.layout.d_qk(), r.shape.topk, r.shape.rows, r.shape.context,
-        flags.dtype, r.timing.us_median, r.timing.us_p10, r.timing.us_p90, r.floor_us, r.bytes,
-        r.flops);
-  }
-  return text;
+Status check_flags(const BenchFlags& flags) {
+  LACUNA_RETURN_IF_ERROR(check_extents("--heads", flags.heads, 1, 1024));
+  LACUNA_RETURN_IF_ERROR(check_extents("--topk", flags.topk, 1, int64_t{1} << 20));
+  LACUNA_RETURN_IF_ERROR(check_extents("--rows", flags.rows, 1, 1 << 16));
+  // 2^26 rows of the cache are 77 GB of bf16.
+  LACUNA_RETURN_IF_ERROR(check_extents("--context", {flags.context}, 0, int64_t{1} << 26));
+  LACUNA_RETURN_IF_ERROR(check_extents("--repeats", {flags.repeats}, 1, 1000000));
+  return check_extents("--threads", {flags.threads}, 0, 4096);
 }
 
 Result<int> bench_attention(const BenchFlags& flags) {
-  if (flags.device == "cuda") {
-    return bench_attention_gpu({.heads = flags.heads,
-                                .d_qk = flags.d_qk,
+  LACUNA_RETURN_IF_ERROR(check_flags(flags));
+  LACUNA_ASSIGN_OR_RETURN(
+      const Context context,
+      Context::create({.num_threads = flags.threads, .use_cuda = flags.device != "cpu"}));
+  LACUNA_ASSIGN_OR_RETURN(const DeviceInfo* gpu, find_gpu(flags.device, context));
+  if (gpu != nullptr) {
+    LACUNA_ASSIGN_OR_RETURN(const std::vector<KvLayout> layouts, layouts_of(flags));
+    return bench_attention_gpu(context, *gpu, flags.table,
+                               {.heads = flags.heads,
+                                .layouts = layouts,
                                 .topk = flags.topk,
                                 .rows = flags.rows,
-                                .context = flags.context,
                                 .dtype = flags.dtype,
-                                .timing = flags.timing,
-                                .rounds = flags.rounds,
-                                .kernel = flags.kernel,
-                                .peer = flags.peer,
-                                .csv = flags.csv,
-                                .commit = flags.commit});
-  }
-  if (flags.device != "cpu") {
-    return invalid_argument("--device: \"" + flags.device + "\", expected cpu or cuda");
+                                .context = flags.context,
+                                .kernel = flags.kernel},
+                               flags.peer);
   }
   if (!flags.peer.empty()) {
-    return invalid_argument("--peer: measured with --device cuda only");
+    return invalid_argument("--peer: measured on a GPU only (--device cuda)");
   }
   LACUNA_ASSIGN_OR_RETURN(const std::vector<Shape> shapes, shapes_of(flags));
-  if (flags.repeats < 1 || flags.repeats > 1000000) {
-    return invalid_argument(fmt::format("--repeats: {}, expected 1 to 1000000", flags.repeats));
-  }
-  if (flags.threads < 0 || flags.threads > 4096) {
-    return invalid_argument(
-        fmt::format("--threads: {}, expected 0 (one per core) to 4096", flags.threads));
-  }
   std::optional<OutputFile> file;
-  if (!flags.csv.empty()) {
-    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.csv));
+  if (!flags.table.csv.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.table.csv));
   }
-  LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
   const std::string device = device_line(context);
   fmt::print("{}\n", device);
   std::fflush(stdout);
@@ -447,14 +403,21 @@ Result<int> bench_attention(const BenchFlags& flags) {
   fmt::print("stream {:.1f} GB/s, f32 GEMM {:.1f} Gflop/s\n", ceilings.bytes_per_second / 1e9,
              ceilings.flops_per_second / 1e9);
   std::fflush(stdout);
-  std::vector<Measurement> results;
+  std::vector<bench::BenchLine> results;
   for (const Shape& shape : shapes) {
-    LACUNA_ASSIGN_OR_RETURN(Measurement result, measure(context, shape, flags.repeats, ceilings));
+    LACUNA_ASSIGN_OR_RETURN(bench::BenchLine result,
+                            measure(context, shape, flags.dtype, flags.repeats, ceilings));
     results.push_back(std::move(result));
   }
   print_table(results);
   if (file.has_value()) {
-    const std::string text = csv_text(flags, device, ceilings, results);
+    std::string text =
+        csv_head(flags.table.commit, device, kMethod,
+                 fmt::format("# ceilings: stream {:.4g} bytes/s, gemm {:.4g} flop/s\n",
+                             ceilings.bytes_per_second, ceilings.flops_per_second));
+    for (const bench::BenchLine& line : results) {
+      text += csv_line(line);
+    }
     file->write(text.data(), static_cast<int64_t>(text.size()));
     LACUNA_RETURN_IF_ERROR(file->commit());
   }
@@ -469,30 +432,26 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* command = bench->add_subcommand(
       "attention", "Sparse MLA: time, and share of what memory and f32 arithmetic allow");
   auto flags = std::make_shared<BenchFlags>();
-  command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
-  const auto add_list = [&](const char* name, std::vector<int64_t>& values, const char* text) {
-    command->add_option(name, values, text)->delimiter(',')->capture_default_str();
-  };
-  add_list("--heads", flags->heads, "Query heads; several make a grid, like the three below");
-  add_list("--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)");
-  add_list("--topk", flags->topk, "Keys a row reads");
-  add_list("--rows", flags->rows, "Query rows");
+  command
+      ->add_option("--device", flags->device,
+                   "cpu, cuda, or auto: cuda where there is a usable GPU")
+      ->capture_default_str();
+  add_extents(*command, "--heads", flags->heads,
+              "Query heads; several make a grid, like the three below");
+  add_extents(*command, "--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)");
+  add_extents(*command, "--topk", flags->topk, "Keys a row reads");
+  add_extents(*command, "--rows", flags->rows, "Query rows");
   command->add_option("--context", flags->context,
                       "Cached tokens; 0: 4096, and 4 GB of them on a GPU");
   command->add_option("--dtype", flags->dtype, "Cache: bf16, f32 or fp8_ds_mla")
       ->capture_default_str();
   command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
   command->add_option("--repeats", flags->repeats, "Measured calls")->capture_default_str();
-  command->add_option("--timing", flags->timing, "GPU: graph (many calls a launch) or event")
-      ->capture_default_str();
-  command->add_option("--rounds", flags->rounds, "GPU: launches of each graph, or events a shape")
-      ->capture_default_str();
   command->add_option("--kernel", flags->kernel, "GPU: this kernel; without: as dispatch chooses");
   command->add_option(
       "--peer", flags->peer,
       "GPU: a shared library with the interface of benchmarks/peer.h, measured too");
-  command->add_option("--csv", flags->csv, "Also write the results to this file");
-  command->add_option("--commit", flags->commit, "What the CSV says was measured");
+  add_table_flags(*command, flags->table);
   command->add_flag("--grid", flags->grid,
                     "16 heads, topk 2048: 1 and 8 rows, contexts 4096 and 65536, instead of one "
                     "shape");
@@ -502,6 +461,7 @@ void add_bench(CLI::App& app, Action& action) {
       return code.ok() ? *code : report(code.status());
     };
   });
+  add_bench_indexer(*bench, action);
   add_bench_prefill(*bench, action);
   add_bench_offline(*bench, action);
   add_bench_serve(*bench, action);

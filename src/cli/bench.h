@@ -5,6 +5,7 @@
 
 namespace lacuna::cli {
 
+void add_bench_indexer(CLI::App& bench, Action& action);
 void add_bench_prefill(CLI::App& bench, Action& action);
 void add_bench_offline(CLI::App& bench, Action& action);  // latency and throughput
 

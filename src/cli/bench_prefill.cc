@@ -1,13 +1,15 @@
-// `lacuna bench prefill`: prompt tokens a second at given context lengths, and which kernels the
-// time went to.
+// `lacuna bench prefill`: prompt tokens a second of a model at given context lengths, and which
+// kernels the time went to; on a GPU, when no model is named, the attention kernels of prefill.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <ctime>
 #include <optional>
+#include <string_view>
 
 #include "cli/bench.h"
+#include "cli/bench_gpu.h"
+#include "cli/bench_table.h"
 #include "cli/engine_flags.h"
 #include "cli/text.h"
 #include "core/check.h"
@@ -21,19 +23,67 @@ struct PrefillFlags {
   EngineFlags engine;
   std::vector<int64_t> contexts = {1024, 4096};
   int repeats = 5;
-  std::string csv;
-  std::string commit;
+  std::vector<int64_t> heads = {16, 128};
+  std::vector<int64_t> d_qk = {192};
+  std::vector<int64_t> topk = {0, 2048};
+  std::vector<int64_t> rows = {0};
+  TableFlags table;
 };
 
-Status bench_prefill(PrefillFlags flags) {
+Result<bench::MhaGrid> mha_grid(const PrefillFlags& flags) {
+  LACUNA_RETURN_IF_ERROR(check_extents("--heads", flags.heads, 1, 1024));
+  LACUNA_RETURN_IF_ERROR(check_extents("--topk", flags.topk, 0, 1 << 20));
+  // The mask of 2^17 rows over as many keys is 2 GB.
+  LACUNA_RETURN_IF_ERROR(check_extents("--context", flags.contexts, 1, 1 << 17));
+  const int64_t context_min = *std::min_element(flags.contexts.begin(), flags.contexts.end());
+  for (const int64_t rows : flags.rows) {
+    if (rows < 0 || rows > context_min) {
+      return invalid_argument(fmt::format(
+          "--rows: {}, expected 0 (every one) to the shortest --context, {}", rows, context_min));
+    }
+  }
+  for (const int64_t d_qk : flags.d_qk) {
+    if (bench::mha_value_width(d_qk) == 0) {
+      return invalid_argument(
+          fmt::format("--d-qk: {}, expected 192 (values of 128) or 256 (values of 256)", d_qk));
+    }
+  }
+  bench::MhaGrid grid = {.heads = flags.heads,
+                         .d_qk = flags.d_qk,
+                         .topk = flags.topk,
+                         .contexts = flags.contexts,
+                         .rows = flags.rows};
+  constexpr std::string_view kMha = "mha=";
+  for (const std::string& kernel : flags.engine.kernels) {
+    if (!kernel.starts_with(kMha)) {
+      return invalid_argument("--kernel: \"" + kernel +
+                              "\", expected mha=NAME where no --model runs");
+    }
+    grid.kernel = kernel.substr(kMha.size());
+  }
+  return grid;
+}
+
+Result<int> bench_prefill(PrefillFlags flags) {
   if (flags.repeats < 1) {
     return invalid_argument("--repeats: " + std::to_string(flags.repeats) +
                             ", expected at least 1");
   }
+  if (flags.engine.model.empty() && flags.engine.device != "cpu") {
+    // Not an error yet: where auto is the CPU, a model runs, with flags of its own.
+    const Result<bench::MhaGrid> grid = mha_grid(flags);
+    LACUNA_RETURN_IF_ERROR(flags.engine.device == "cuda" ? grid.status() : ok_status());
+    LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = 1}));
+    LACUNA_ASSIGN_OR_RETURN(const DeviceInfo* gpu, find_gpu(flags.engine.device, context));
+    if (gpu != nullptr) {
+      LACUNA_RETURN_IF_ERROR(grid.status());
+      return bench_mha_gpu(context, *gpu, flags.table, *grid);
+    }
+  }
   flags.engine.profile = true;
   std::optional<OutputFile> file;
-  if (!flags.csv.empty()) {
-    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.csv));
+  if (!flags.table.csv.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(file, OutputFile::create(flags.table.csv));
   }
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, make_engine(flags.engine, false));
   std::string csv = "op,context,rows_a_step,repeats,tokens_per_s_median,kernel,share_percent\n";
@@ -82,35 +132,41 @@ Status bench_prefill(PrefillFlags flags) {
     }
   }
   if (file.has_value()) {
-    const std::time_t now = std::time(nullptr);
-    char date[32];
-    std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
     const std::string text =
         fmt::format(
             "# commit {}; {}; {}; {}\n# wall time of steps; shares of the time inside kernels\n",
-            flags.commit, engine->info().device, engine->info().dtype, date) +
+            flags.table.commit, engine->info().device, engine->info().dtype, now_text("%Y-%m-%d")) +
         csv;
     file->write(text.data(), static_cast<int64_t>(text.size()));
     LACUNA_RETURN_IF_ERROR(file->commit());
   }
-  return ok_status();
+  return 0;
 }
 
 }  // namespace
 
 void add_bench_prefill(CLI::App& bench, Action& action) {
-  CLI::App* command =
-      bench.add_subcommand("prefill", "Prompt tokens a second, and where the time goes");
+  CLI::App* command = bench.add_subcommand(
+      "prefill",
+      "A model's prompt tokens a second, and where the time goes; on a GPU, without --model: the "
+      "attention kernels of prefill alone");
   auto flags = std::make_shared<PrefillFlags>();
   add_engine_flags(*command, flags->engine);
-  command->add_option("--context", flags->contexts, "Prompt lengths")->capture_default_str();
+  add_extents(*command, "--context", flags->contexts, "Prompt lengths");
   command->add_option("--repeats", flags->repeats, "Prompts a length")->capture_default_str();
-  command->add_option("--csv", flags->csv, "Also write the results to this file");
-  command->add_option("--commit", flags->commit, "What the CSV says was measured");
+  add_extents(*command, "--heads", flags->heads,
+              "Without a model: heads; several make a grid, like the three below");
+  add_extents(*command, "--d-qk", flags->d_qk,
+              "Without a model: width of a key: 192 (values of 128) or 256 (values of 256)");
+  add_extents(*command, "--topk", flags->topk,
+              "Without a model: keys that a row's mask lets through; 0: no mask");
+  add_extents(*command, "--rows", flags->rows,
+              "Without a model: query rows, the last of the prompt; 0: all of them");
+  add_table_flags(*command, flags->table);
   command->callback([flags, &action] {
     action = [flags] {
-      const Status status = bench_prefill(*flags);
-      return status.ok() ? 0 : report(status);
+      const Result<int> code = bench_prefill(*flags);
+      return code.ok() ? *code : report(code.status());
     };
   });
 }

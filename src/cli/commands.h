@@ -16,6 +16,7 @@ void add_generate(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_logits(CLI::App& app, Action& action);
+void add_probe(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);

@@ -104,6 +104,7 @@ int run(int argc, char** argv) {
   add_demo(app, action);
   add_info(app, action);
   add_logits(app, action);
+  add_probe(app, action);
   add_bench(app, action);
   std::vector<std::string> arguments = long_names(argc, argv);
   try {

@@ -173,6 +173,7 @@ struct Engine::State {
   StepGraphs graphs;
   int64_t next_id = 1;
   Tap tap;
+  bool taps_sparse_mla = false;
   std::vector<char> tapped;                  // a tensor that a tap sees, on the host
   Status tap_status;                         // of the step's copies for taps
   std::map<int64_t, RequestRecord> records;  // of finished requests
@@ -567,6 +568,26 @@ std::string_view Engine::token_bytes(int32_t id) const {
 
 void Engine::set_tap(Tap tap) { state_->tap = std::move(tap); }
 
+void Engine::set_sparse_mla_tap(SparseMlaTap tap) {
+  State& s = *state_;
+  s.taps_sparse_mla = tap != nullptr;
+  if (!s.taps_sparse_mla) {
+    s.run.set_sparse_mla_watch({});
+    return;
+  }
+  s.run.set_sparse_mla_watch([&s, tap = std::move(tap)](int layer, const SparseMlaArgs& args,
+                                                        const char* kernel) {
+    if (!s.on_host()) {
+      ++s.counters.device_waits;
+      if (Status status = s.runtime->synchronize(s.device.index, s.stream.get()); !status.ok()) {
+        s.tap_status = status;
+        return;
+      }
+    }
+    tap({.step = s.counters.steps, .layer = layer, .args = args, .kernel = kernel});
+  });
+}
+
 Result<int64_t> Engine::submit(Request request) {
   State& s = *state_;
   const int64_t length = static_cast<int64_t>(request.prompt.size());
@@ -638,12 +659,12 @@ RequestRecord Engine::take_record(int64_t request_id) {
   return record;
 }
 
-// A tap that sees host memory.
+// A tap that sees host memory. What the engine's own tap leaves there goes back to the device.
 Tap Engine::State::host_tap(const Tap& to) {
   if (on_host()) {
     return to;
   }
-  return [this, to](std::string_view name, int layer, const ConstTensorView& tensor) {
+  return [this, to](std::string_view name, int layer, const TensorView& tensor) {
     int64_t span = 1;
     for (int d = 0; d < tensor.rank; ++d) {
       span += (tensor.shape[d] - 1) * tensor.strides[d];
@@ -659,10 +680,14 @@ Tap Engine::State::host_tap(const Tap& to) {
       tap_status = status;
       return;
     }
-    ConstTensorView view = tensor;
+    TensorView view = tensor;
     view.data = tapped.data();
     view.device = {};
     to(name, layer, view);
+    if (tap) {
+      status = runtime->copy(tensor.data, tapped.data(), bytes, stream.get());
+      tap_status = status.ok() ? tap_status : status;
+    }
   };
 }
 
@@ -675,8 +700,7 @@ Tap Engine::State::step_tap(const Flight& flight) {
   if (!tap && !records_selection) {
     return {};
   }
-  const Tap record = [this, &rows](std::string_view name, int layer,
-                                   const ConstTensorView& tensor) {
+  const Tap record = [this, &rows](std::string_view name, int layer, const TensorView& tensor) {
     if (tap) {
       tap(name, layer, tensor);
     }
@@ -700,8 +724,7 @@ Tap Engine::State::step_tap(const Flight& flight) {
     return host_tap(record);
   }
   // Only lists are recorded: nothing else is worth a wait.
-  return [filtered = host_tap(record)](std::string_view name, int layer,
-                                       const ConstTensorView& tensor) {
+  return [filtered = host_tap(record)](std::string_view name, int layer, const TensorView& tensor) {
     if (name == "topk") {
       filtered(name, layer, tensor);
     }
@@ -914,7 +937,7 @@ Status Engine::State::launch(Flight& flight) {
   tap_status = ok_status();
   const Tap tap_of_step = step_tap(flight);
   flight.is_recorded =
-      tap_of_step ||
+      tap_of_step || taps_sparse_mla ||
       std::any_of(flight.scheduled.begin(), flight.scheduled.end(), [](const ScheduledRows& rows) {
         const Sequence& sequence = *rows.sequence;
         return sequence.request.prompt_logprobs && sequence.num_computed < sequence.num_prompt();

@@ -416,6 +416,7 @@ Status DeepseekV32::forward(OpRunner& run, const Batch& batch, const BatchTensor
       run(EmbeddingArgs{.ids = tensors.token_ids, .table = weights_.embedding, .out = hidden}));
   for (int layer = 0; layer < config_.num_hidden_layers; ++layer) {
     const LayerWeights& w = weights_.layers[layer];
+    run.set_layer(layer);
     LACUNA_RETURN_IF_ERROR(run(
         RmsNormArgs{.x = hidden, .weight = w.input_norm, .eps = config_.rms_norm_eps, .out = x}));
     LACUNA_RETURN_IF_ERROR(attention(run, layer, batch, tensors, plan, cache, selection, tap));

@@ -57,7 +57,8 @@ struct RopeArgs {
 };
 
 // Side of the square blocks of an FP8 weight that share one scale (DeepSeek-V3's
-// "weight_scale_inv": the factor that restores the values). Blocks at the edges may be partial.
+// "weight_scale_inv": the factor that restores the values). Blocks at the edges may be partial. An
+// FP8 weight is a number: NaN may count as 480.
 inline constexpr int64_t kWeightScaleBlock = 128;
 
 // out = x weight^T.

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,11 @@ class OpRunner {
   void set_warming_up(bool warming_up) { warming_up_ = warming_up; }
   bool warming_up() const { return warming_up_; }
   int64_t workspace_bytes_max() const { return workspace_bytes_max_; }
+  // Shown each sparse_mla call after its launch, with the layer that set_layer() named.
+  using SparseMlaWatch =
+      std::function<void(int layer, const SparseMlaArgs& args, const char* kernel)>;
+  void set_sparse_mla_watch(SparseMlaWatch watch) { sparse_mla_watch_ = std::move(watch); }
+  void set_layer(int layer) { layer_ = layer; }
   // Also add up the time of each kernel's calls: the wall's, or, given the runtime of a device that
   // runs behind the host, the device's between two events around the call. The latter are added by
   // collect_timing().
@@ -92,18 +99,12 @@ class OpRunner {
       workspace_bytes_max_ = std::max(workspace_bytes_max_, bytes);
       return ok_status();
     }
-    if (timing_ && events_ != nullptr) {
-      return run_between_events(args);
-    }
     const char* kernel = nullptr;
-    using Clock = std::chrono::steady_clock;
-    const Clock::time_point start = timing_ ? Clock::now() : Clock::time_point();
-    const Status status = run_op(context_, args, launch_, &kernel);
-    if (kernel != nullptr) {
-      KernelUse& use = use_of(kernel, Op<Args>::kName);
-      ++use.calls;
-      if (timing_) {
-        use.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    const Status status = timing_ && events_ != nullptr ? run_between_events(args, &kernel)
+                                                        : run_on_the_clock(args, &kernel);
+    if constexpr (std::is_same_v<Args, SparseMlaArgs>) {
+      if (status.ok() && kernel != nullptr && sparse_mla_watch_) {
+        sparse_mla_watch_(layer_, args, kernel);
       }
     }
     return status;
@@ -119,7 +120,22 @@ class OpRunner {
   }
 
   template <class Args>
-  Status run_between_events(const Args& args) {
+  Status run_on_the_clock(const Args& args, const char** kernel) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point start = timing_ ? Clock::now() : Clock::time_point();
+    const Status status = run_op(context_, args, launch_, kernel);
+    if (*kernel != nullptr) {
+      KernelUse& use = use_of(*kernel, Op<Args>::kName);
+      ++use.calls;
+      if (timing_) {
+        use.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+      }
+    }
+    return status;
+  }
+
+  template <class Args>
+  Status run_between_events(const Args& args, const char** kernel) {
     if (timed_.size() == timers_.size()) {
       LACUNA_ASSIGN_OR_RETURN(EventHandle begin, make_event(events_, device_idx_));
       LACUNA_ASSIGN_OR_RETURN(EventHandle end, make_event(events_, device_idx_));
@@ -127,13 +143,12 @@ class OpRunner {
     }
     const auto& [begin, end] = timers_[timed_.size()];
     LACUNA_RETURN_IF_ERROR(events_->record_event(begin.get(), launch_.stream));
-    const char* kernel = nullptr;
-    LACUNA_RETURN_IF_ERROR(run_op(context_, args, launch_, &kernel));
-    if (kernel == nullptr) {
+    LACUNA_RETURN_IF_ERROR(run_op(context_, args, launch_, kernel));
+    if (*kernel == nullptr) {
       return ok_status();
     }
     LACUNA_RETURN_IF_ERROR(events_->record_event(end.get(), launch_.stream));
-    KernelUse& use = use_of(kernel, Op<Args>::kName);
+    KernelUse& use = use_of(*kernel, Op<Args>::kName);
     ++use.calls;
     timed_.emplace_back(&use, timed_.size());
     return ok_status();
@@ -145,6 +160,8 @@ class OpRunner {
   bool measuring_ = false;
   bool warming_up_ = false;
   int64_t workspace_bytes_max_ = 0;
+  SparseMlaWatch sparse_mla_watch_;
+  int layer_ = 0;
   bool timing_ = false;
   const Runtime* events_ = nullptr;
   int device_idx_ = 0;

@@ -147,6 +147,34 @@ class GoodPaths(CliTest):
                          "linear=cpu/linear_gemm", *ONE_THREAD)
         self.assertEqual(done.out, "046\n")
 
+    def test_probe(self):
+        path = self.folder / "probe.jsonl"
+        prompt = ["-p", "abc=12;\n" * 40, "-n", "3", "-c", "512", *ONE_THREAD]
+        done = self.good("probe", *prompt, "-o", path)
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        run_line, calls = lines[0], [line for line in lines[1:] if line["engines_own"]]
+        self.assertEqual(run_line["dtype"], "bfloat16")
+        # 320 rows in one step, then two decode steps, in each of four layers.
+        self.assertEqual([(c["step"], c["layer"], c["rows"]) for c in calls],
+                         [(step, layer, 320 if step == 0 else 1)
+                          for step in range(3) for layer in range(4)])
+        for call in calls:
+            self.assertEqual(call["keys"], 128 * (call["rows"] - 128) + 128 * 129 // 2
+                             if call["rows"] == 320 else 128)
+            self.assertTrue(call["bit_equal"], call)
+            self.assertTrue(call["within_bound"], call)
+            self.assertGreater(call["rel_frobenius"], 0)
+            self.assertLess(call["rel_frobenius"], 0.01)
+            self.assertLess(call["lse_error"], 1e-4)
+        self.assertIn("12 calls captured, the engine's own kernel gives its bits again; 0 replays "
+                      "beyond their bound", done.out)
+        self.good("probe", *prompt, "--layers", "1,3", "--steps", "2", "--dtype", "float32", "-o",
+                  path)
+        calls = [json.loads(line) for line in path.read_text().splitlines()][1:]
+        self.assertEqual([(c["step"], c["layer"]) for c in calls if c["engines_own"]],
+                         [(2, 1), (2, 3)])
+        self.assertTrue(all(c["within_bound"] for c in calls), calls)
+
     def test_info(self):
         out = self.good("info").out
         for part in ("devices", "cpu ", "select_keys", "model that ships: ", "dsa-nano"):
@@ -243,12 +271,12 @@ class GoodPaths(CliTest):
 
     def test_help_and_version(self):
         top = self.good("--help").out
-        for command in ("generate", "eval", "demo", "info", "logits", "bench"):
+        for command in ("generate", "eval", "demo", "info", "logits", "probe", "bench"):
             self.assertIn(command, top)
             done = self.good(command, "--help")
             self.assertIn("Usage: lacuna " + command, done.out)
             self.assertEqual(done.err, "")
-        for part in ("attention", "prefill"):
+        for part in ("attention", "indexer", "prefill"):
             self.assertIn(part, self.good("bench", "--help").out)
             self.assertIn("--csv", self.good("bench", part, "--help").out)
         self.assertRegex(self.good("--version").out, r"^lacuna \d+\.\d+\.\d+\n$")
@@ -256,13 +284,13 @@ class GoodPaths(CliTest):
 
 class CommandLine(CliTest):
     def test_commands(self):
-        known = "expected one of: generate, serve, eval, demo, info, logits, bench (see lacuna --help)"
+        known = "expected one of: generate, serve, eval, demo, info, logits, probe, bench (see lacuna --help)"
         self.bad(2, ['there is no command "nope"', known], "nope")
         self.bad(2, ["no command was given", known])
         self.bad(2, ['there is no command "--nope"', known], "--nope")
-        self.bad(2, ['there is no command "nope"', "attention, prefill, latency, throughput, serve (see lacuna bench --help)"],
+        self.bad(2, ['there is no command "nope"', "attention, indexer, prefill, latency, throughput, serve (see lacuna bench --help)"],
                  "bench", "nope")
-        self.bad(2, ["no command was given", "attention, prefill"], "bench")
+        self.bad(2, ["no command was given", "attention, indexer, prefill"], "bench")
 
     def test_unknown_flags(self):
         for command in ("generate", "demo", "info", "eval"):
@@ -316,6 +344,21 @@ class CommandLine(CliTest):
         self.bad(2, ['--device: "tpu"', "cpu or cuda"], "info", "--explain", "--device", "tpu")
         self.bad(2, ['--kv-dtype: "int4"'], "info", "--explain", "--kv-dtype", "int4")
         self.bad(2, ["--rows", "0, 16, 512, 64, 2048"], "info", "--explain", "--rows", "0")
+
+    def test_probe(self):
+        def bad(parts, *args):
+            self.bad(2, parts, "probe", "-p", "#12+34=", "-o", "out", *args, *ONE_THREAD)
+        bad(['--layers: "0,x"', "expected all or numbers"], "--layers", "0,x")
+        bad(['--steps: ""'], "--steps", "")
+        bad(["--layers: 4, the model has layers 0 to 3"], "--layers", "1,4")
+        # These are known at the end, after the line about what was loaded.
+        for part, *args in [("--layers, --steps: name none of the 4 calls", "-n", "2", "--steps", "77"),
+                            ("no step attended over a list", "-n", "1")]:
+            done = run("probe", "-p", "#12+34=", "-o", "out", *args, *ONE_THREAD, cwd=self.folder)
+            self.assertEqual(done.code, 2)
+            self.assertIn("lacuna: ", done.err.splitlines()[-1])
+            self.assertIn(part, done.err.splitlines()[-1])
+            self.assertEqual(self.files(), [])
 
     def test_kernels(self):
         def bad(code, parts, kernel):
@@ -527,6 +570,52 @@ class DataAndOutput(CliTest):
         if os.geteuid() != 0:
             path.chmod(0)
             self.bad(1, ["data.jsonl", "Permission denied"], "eval", "--data", "data.jsonl")
+
+    def test_bench_devices(self):
+        has_gpu = "cuda:0" in self.good("info").out
+        for part in ("attention", "indexer", "prefill"):
+            self.bad(2, ['--device: "tpu"', "expected auto, cpu or cuda"], "bench", part, "--device",
+                     "tpu")
+            if not has_gpu:
+                self.bad(1, ["--device cuda: there is no usable GPU: "], "bench", part, "--device",
+                         "cuda")
+        for device in ("cpu",) if has_gpu else ("cpu", "auto"):
+            self.bad(1, [f"--device {device}: the indexer is measured on a GPU only"], "bench",
+                     "indexer", "--device", device)
+        self.bad(2, ["--peer: measured on a GPU only"], "bench", "attention", "--device", "cpu",
+                 "--peer", "libx.so")
+
+    def test_bench_flags(self):
+        for part in ("attention", "indexer", "prefill"):
+            self.bad(2, ["--timing", "sideways", "graph,event"], "bench", part, "--timing",
+                     "sideways")
+            self.bad(2, ["--rounds", "0"], "bench", part, "--rounds", "0")
+            heads = "--heads: 0, expected values from 1 to 1024"
+            self.bad(2, [heads], "bench", part, "--device", "cuda", "--heads", "16,0")
+
+        def attention(parts, *args):
+            self.bad(2, parts, "bench", "attention", "--device", "cpu", *args)
+        attention(["--d-qk: 100", "576", "512"], "--d-qk", "100")
+        attention(['--dtype: "int4"', "bf16, f32 or fp8_ds_mla"], "--dtype", "int4")
+        attention(["--topk: 2048", "--context 64"], "--context", "64")
+        attention(["--repeats: 0", "from 1"], "--repeats", "0")
+
+        def indexer(parts, *args):
+            self.bad(2, parts, "bench", "indexer", *args)
+        indexer(['--ops: "sort"', "index_logits, top_k, select_keys, translate_indices"], "--ops",
+                "top_k,sort")
+        indexer(['--dtype: "f32"', "bf16, fp8, fp8_bf16q"], "--dtype", "f32")
+        indexer(["--context: 1000", "multiples of a block, 64 tokens"], "--context", "2048,1000")
+        indexer(["--prefill-rows: 1024", "the shortest --context, 512"], "--context", "512")
+        indexer(["--rows: 2000", "0 to 1024"], "--rows", "2000")
+        indexer(["--kernel: cuda/top_k", "--ops"], "--kernel", "cuda/top_k")
+
+        def prefill(parts, *args):
+            self.bad(2, parts, "bench", "prefill", "--device", "cuda", *args)
+        prefill(["--d-qk: 576", "192 (values of 128) or 256 (values of 256)"], "--d-qk", "576")
+        prefill(["--rows: 2048", "the shortest --context, 1024"], "--rows", "2048")
+        prefill(["--context: 200000", "from 1 to 131072"], "--context", "200000")
+        prefill(['--kernel: "top_k=cuda/top_k"', "mha=NAME"], "--kernel", "top_k=cuda/top_k")
 
     def test_eval_flags(self):
         self.bad(2, ["--every: 0", "at least 1"], "eval", "--every", "0")

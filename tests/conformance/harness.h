@@ -93,6 +93,7 @@ LACUNA_CALL(AddArgs, add)
 LACUNA_CALL(AdjustLogitsArgs, adjust_logits)
 LACUNA_CALL(SampleArgs, sample)
 LACUNA_CALL(TokenLogprobsArgs, token_logprobs)
+LACUNA_CALL(PickTokensArgs, pick_tokens)
 #undef LACUNA_CALL
 
 // Calls the operation with exactly the workspace it asks for, filled with `garbage`, and says when

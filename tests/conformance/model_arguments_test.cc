@@ -105,6 +105,15 @@ TEST(AdjustLogitsArguments, WrongOnesAreNamed) {
   });
 }
 
+TEST(PickTokensArguments, WrongOnesAreNamed) {
+  fuzz_case<PickTokensProblem>(PickTokensCase{}, [](auto& fuzz) {
+    fuzz.tensor({"given", kAll, false}, LACUNA_FIELD(given));
+    fuzz.tensor({"sources", kAll, false}, LACUNA_FIELD(sources));
+    fuzz.tensor({"drawn", kNone, false}, LACUNA_FIELD(drawn));
+    fuzz.tensor({"out", kAll, false}, LACUNA_FIELD(out));
+  });
+}
+
 TEST(TokenLogprobsArguments, WrongOnesAreNamed) {
   fuzz_case<TokenLogprobsProblem>(TokenLogprobsCase{}, [](auto& fuzz) {
     fuzz.tensor({"logits", 1, true}, LACUNA_FIELD(logits));

@@ -62,6 +62,7 @@ TEST(ModelThreads, DoNotChangeTheBits) {
   expect_thread_independence<MoeRouteProblem>(moe_route_cases());
   expect_thread_independence<AdjustLogitsProblem>(adjust_logits_cases());
   expect_thread_independence<TokenLogprobsProblem>(token_logprobs_cases());
+  expect_thread_independence<PickTokensProblem>(pick_tokens_cases());
   expect_thread_independence<SampleProblem>(sample_cases());
   expect_thread_independence<LinearProblem>(linear_cases());
   expect_thread_independence<HeadLinearProblem>(head_linear_cases());

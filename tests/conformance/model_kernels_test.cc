@@ -13,6 +13,7 @@ LACUNA_CONFORMANCE(Rope, RopeProblem, RopeCase, rope_cases())
 LACUNA_CONFORMANCE(MoeRoute, MoeRouteProblem, MoeRouteCase, moe_route_cases())
 LACUNA_CONFORMANCE(AdjustLogits, AdjustLogitsProblem, AdjustLogitsCase, adjust_logits_cases())
 LACUNA_CONFORMANCE(TokenLogprobs, TokenLogprobsProblem, TokenLogprobsCase, token_logprobs_cases())
+LACUNA_CONFORMANCE(PickTokens, PickTokensProblem, PickTokensCase, pick_tokens_cases())
 LACUNA_CONFORMANCE(Sample, SampleProblem, SampleCase, sample_cases())
 
 }  // namespace lacuna::testing

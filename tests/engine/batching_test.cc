@@ -12,33 +12,6 @@
 namespace lacuna {
 namespace {
 
-struct Answers {
-  std::map<int64_t, std::string> text;
-  std::map<int64_t, std::vector<int32_t>> tokens;
-  std::map<int64_t, int64_t> cached;
-  std::map<int64_t, FinishReason> finish;
-};
-
-Answers run_all(Engine& engine) {
-  Answers answers;
-  while (engine.has_work()) {
-    const auto events = engine.step();
-    EXPECT_TRUE(events.ok()) << events.status().message();
-    if (!events.ok()) {
-      break;
-    }
-    for (const TokenEvent& event : *events) {
-      answers.text[event.request_id] += event.text;
-      if (event.token_id >= 0) {
-        answers.tokens[event.request_id].push_back(event.token_id);
-      }
-      answers.cached[event.request_id] += event.step.cached_tokens;
-      answers.finish[event.request_id] = event.finish;
-    }
-  }
-  return answers;
-}
-
 int64_t submit(Engine& engine, const std::string& prompt, int64_t max_tokens = 12) {
   Request request;
   const auto tokens = engine.encode(prompt);

@@ -700,6 +700,38 @@ TEST(Engine, TheTapReportsListsOfLeaderLayersOnly) {
   EXPECT_TRUE(rows.empty());
 }
 
+TEST(Engine, TheSparseMlaTapSeesEveryLayerOfEveryStep) {
+  EngineOptions options = nano_options();
+  options.max_num_batched_tokens = 150;
+  const auto engine = make_engine(options);
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::pair<int64_t, int>> calls_seen;
+  std::vector<int64_t> rows;
+  engine->set_sparse_mla_tap([&](const SparseMlaCall& call) {
+    calls_seen.emplace_back(call.step, call.layer);
+    rows.push_back(call.args.out.shape[0]);
+    EXPECT_EQ(call.kernel, "cpu/sparse_mla");
+    EXPECT_EQ(call.args.kv.layout.d_qk(), call.args.q_nope.shape[2] + call.args.q_rope.shape[2]);
+    EXPECT_EQ(call.args.indices.shape[1], kNanoTopk);
+  });
+  Request request = ask(filler(200));
+  request.sampling.max_tokens = 3;
+  request.sampling.ignore_eos = true;
+  run(*engine, request);
+  std::vector<std::pair<int64_t, int>> want;
+  for (int64_t step = 0; step < 4; ++step) {
+    for (int layer = 0; layer < kNanoLayers; ++layer) {
+      want.emplace_back(step, layer);
+    }
+  }
+  EXPECT_EQ(calls_seen, want);
+  EXPECT_EQ(rows,
+            (std::vector<int64_t>{150, 150, 150, 150, 50, 50, 50, 50, 1, 1, 1, 1, 1, 1, 1, 1}));
+  engine->set_sparse_mla_tap({});
+  run(*engine, request);
+  EXPECT_EQ(calls_seen.size(), want.size());
+}
+
 // ---- Kernels of the test's own, before those of the CPU
 
 // A context whose first backend has the given sparse_mla kernels.
@@ -707,8 +739,9 @@ class SpyContext {
  public:
   explicit SpyContext(std::vector<Kernel<SparseMlaArgs>> kernels)
       : real_(one_thread()), kernels_(std::move(kernels)) {
+    const Backend& cpu = cpu_backend(real_);
     backend_.name = "spy";
-    backend_.runtime = real_.state().backends.back()->runtime;
+    backend_.runtime = cpu.runtime;
     backend_.device_kind = DeviceKind::kCpu;
     backend_.available = [](const DeviceInfo&) { return true; };
     backend_.sparse_mla = kernels_;
@@ -718,7 +751,7 @@ class SpyContext {
     state->backends.insert(state->backends.end(), real_.state().backends.begin(),
                            real_.state().backends.end());
     context_ = std::make_unique<Context>(Context::from_state(std::move(state)));
-    cpu_kernel = &real_.state().backends.back()->sparse_mla.front();
+    cpu_kernel = &cpu.sparse_mla.front();
   }
   const Context& context() const { return *context_; }
 
@@ -837,6 +870,31 @@ TEST(Engine, AForcedKernelIsTheOneThatRuns) {
   EXPECT_GT(calls(*engine, "cpu/sparse_mla"), 0);
   EXPECT_GT(calls(*engine, "cpu/linear_gemm"), 0);
   EXPECT_EQ(calls(*engine, "cpu/linear_gemv"), 0);
+}
+
+// Kernel X, Y, X again on the same weights. Y is X under another name, so that bits and counters
+// are known.
+TEST(Engine, ForcedKernelsTakeTurnsAndAreCounted) {
+  calls_until_failure = -1;
+  const SpyContext spy({spy_kernel()});
+  const std::string kernels[] = {"spy/sparse_mla", "cpu/sparse_mla"};
+  std::vector<std::vector<float>> logprobs;
+  for (const int which : {0, 1, 0}) {
+    EngineOptions options = nano_options();
+    options.force_mqa = true;
+    options.kernels = {{"sparse_mla", kernels[which]}};
+    const auto engine = make_engine(options, spy.context());
+    ASSERT_NE(engine, nullptr);
+    Request request = ask(filler(200));
+    request.sampling.max_tokens = 5;
+    request.sampling.ignore_eos = true;
+    logprobs.push_back(run(*engine, request).logprobs);
+    EXPECT_EQ(engine->counters().steps, 5);
+    EXPECT_EQ(calls(*engine, kernels[which]), kNanoLayers * 5);
+    EXPECT_EQ(calls(*engine, kernels[1 - which]), 0);
+  }
+  EXPECT_EQ(logprobs[0], logprobs[2]);
+  EXPECT_EQ(logprobs[0], logprobs[1]);
 }
 
 TEST(Engine, AFailedStepLosesItsRequestAndNoOther) {

@@ -66,38 +66,15 @@ Request request_of(int which, int num_facts, int64_t max_tokens) {
   return request;
 }
 
-struct Tokens {
-  std::map<int64_t, std::vector<int32_t>> ids;
-  std::map<int64_t, std::vector<float>> logprobs;
-};
-
-Tokens drain(Engine& engine) {
-  Tokens tokens;
-  while (engine.has_work()) {
-    const auto events = engine.step();
-    EXPECT_TRUE(events.ok()) << events.status().message();
-    if (!events.ok()) {
-      break;
-    }
-    for (const TokenEvent& event : *events) {
-      if (event.token_id >= 0) {
-        tokens.ids[event.request_id].push_back(event.token_id);
-        tokens.logprobs[event.request_id].push_back(event.logprob);
-      }
-    }
-  }
-  return tokens;
-}
-
 // Requests of many lengths that come and go: batches of every size up to `sequences`.
-Tokens churn(Engine& engine, int count, uint32_t seed) {
+Answers churn(Engine& engine, int count, uint32_t seed) {
   std::mt19937 random(seed);
   for (int i = 0; i < count; ++i) {
     const int facts = 1 + static_cast<int>(random() % 60);
     const int64_t tokens = 1 + static_cast<int64_t>(random() % 40);
     EXPECT_TRUE(engine.submit(request_of(i, facts, tokens)).ok());
   }
-  return drain(engine);
+  return run_all(engine);
 }
 
 TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
@@ -108,9 +85,9 @@ TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
   ASSERT_TRUE(graphs != nullptr && eager != nullptr);
   EXPECT_GT(graphs->info().num_graphs, 0);
   EXPECT_EQ(eager->info().num_graphs, 0);
-  const Tokens want = churn(*eager, 48, 7);
-  const Tokens got = churn(*graphs, 48, 7);
-  EXPECT_EQ(got.ids, want.ids);
+  const Answers want = churn(*eager, 48, 7);
+  const Answers got = churn(*graphs, 48, 7);
+  EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.logprobs, want.logprobs);
   const EngineCounters counters = graphs->counters();
   EXPECT_GT(counters.graph_steps, 20);
@@ -122,12 +99,140 @@ TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
   EXPECT_EQ(churn(*graphs, 48, 7).logprobs.size(), want.logprobs.size());
 }
 
+// Steps whose requests all have 2 to 4 rows: what a prefix in the cache leaves of a prompt.
+TEST_F(GpuEngine, GraphsOfSeveralRowsARequestGiveTheBitsOfEagerLaunches) {
+  constexpr int64_t kCached = 3 * 64;  // whole blocks, more than index_topk
+  EngineOptions options = gpu_options(8);
+  options.dtype = DType::kFloat32;
+  const auto graphs = make(options);
+  options.enforce_eager = true;
+  const auto eager = make(options);
+  options.enable_prefix_caching = false;
+  const auto whole = make(options);
+  ASSERT_TRUE(graphs != nullptr && eager != nullptr && whole != nullptr);
+  const auto submit = [&](Engine& engine, int64_t rows, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      Request request = request_of(static_cast<int>(i), 40, 3);
+      request.sampling.temperature = 0;
+      request.sampling.top_p = 1;
+      request.prompt.resize(kCached + rows);
+      ASSERT_TRUE(engine.submit(std::move(request)).ok());
+    }
+  };
+  for (int64_t rows = 2; rows <= 4; ++rows) {
+    for (const int64_t count : {1, 3, 5, 8}) {
+      SCOPED_TRACE(std::to_string(count) + " requests of " + std::to_string(rows) + " rows");
+      submit(*whole, rows, count);
+      std::vector<std::vector<float>> want;
+      std::vector<std::vector<int32_t>> want_ids;
+      const Answers computed = run_all(*whole);
+      for (const auto& [id, ids] : computed.tokens) {
+        want_ids.push_back(ids);
+        want.push_back(computed.logprobs.at(id));
+      }
+      std::vector<Answers> got;
+      for (Engine* engine : {graphs.get(), eager.get()}) {
+        submit(*engine, rows, count);  // fills the cache
+        run_all(*engine);
+        submit(*engine, rows, count);
+        const EngineCounters before = engine->counters();
+        ASSERT_TRUE(engine->step().ok());
+        const EngineCounters after = engine->counters();
+        EXPECT_EQ(after.prompt_tokens - before.prompt_tokens, rows * count);
+        EXPECT_EQ(after.rows_by_lane[0] - before.rows_by_lane[0], rows * count) << "sparse MQA";
+        EXPECT_EQ(after.graph_steps - before.graph_steps, engine == graphs.get() ? 1 : 0);
+        EXPECT_EQ(after.padded_rows - before.padded_rows, rows * ((count == 3   ? 4
+                                                                   : count == 5 ? 8
+                                                                                : count) -
+                                                                  count));
+        got.push_back(run_all(*engine));
+      }
+      EXPECT_EQ(got[0].tokens, got[1].tokens);
+      EXPECT_EQ(got[0].logprobs, got[1].logprobs);
+      ASSERT_EQ(got[0].tokens.size(), want_ids.size());
+      size_t at = 0;
+      for (const auto& [id, ids] : got[0].tokens) {
+        EXPECT_EQ(ids, want_ids[at]);
+        for (size_t i = 0; i < ids.size(); ++i) {
+          EXPECT_NEAR(got[0].logprobs.at(id)[i], want[at][i], 1e-3);
+        }
+        ++at;
+      }
+    }
+  }
+  EXPECT_EQ(graphs->counters().eager_steps.count("enforced"), 0u);
+}
+
+// Kernel X, Y, X again on the same weights: X repeats its bits, Y agrees, and the counters show who
+// ran.
+TEST_F(GpuEngine, AForcedSparseMlaKernelServesEveryLayerOfEveryStep) {
+  const std::string kernels[] = {"cuda/sparse_mla_mma", "cuda/sparse_mla_simt"};
+  std::vector<Answers> runs;
+  for (const int which : {0, 1, 0}) {
+    EngineOptions options = gpu_options(1);
+    options.force_mqa = true;
+    options.kernels = {{"sparse_mla", kernels[which]}};
+    const auto engine = make(options);
+    ASSERT_NE(engine, nullptr);
+    const EngineCounters before = engine->counters();
+    Request request = request_of(3, 60, 32);
+    request.sampling.temperature = 0;
+    ASSERT_TRUE(engine->submit(std::move(request)).ok());
+    runs.push_back(run_all(*engine));
+    EngineCounters after = engine->counters();
+    const auto calls = [&](const std::string& kernel) {
+      const auto found = before.kernel_calls.find(kernel);
+      return after.kernel_calls[kernel] - (found == before.kernel_calls.end() ? 0 : found->second);
+    };
+    EXPECT_GT(after.graph_steps, 0);
+    EXPECT_EQ(calls(kernels[which]), kNanoLayers * (after.steps - before.steps));
+    EXPECT_EQ(after.kernel_calls[kernels[1 - which]], 0);
+  }
+  EXPECT_EQ(runs[0].tokens, runs[2].tokens);
+  EXPECT_EQ(runs[0].logprobs, runs[2].logprobs);
+  EXPECT_EQ(runs[0].tokens, runs[1].tokens);
+  const std::vector<float>& x = runs[0].logprobs.at(1);
+  const std::vector<float>& y = runs[1].logprobs.at(1);
+  ASSERT_EQ(x.size(), y.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    EXPECT_NEAR(x[i], y[i], 0.1) << i;
+  }
+}
+
+TEST_F(GpuEngine, WhatATapLeavesIsWhatTheNextLayersSee) {
+  EngineOptions options = gpu_options(1);
+  std::map<std::string, std::vector<float>> hidden;
+  for (const bool zeroes : {false, true}) {
+    const auto engine = make(options);
+    ASSERT_NE(engine, nullptr);
+    Recorder recorder;
+    engine->set_tap(
+        [&, record = recorder.tap()](std::string_view name, int layer, const TensorView& tensor) {
+          record(name, layer, tensor);
+          if (zeroes && name == "hidden" && layer == 0) {
+            std::fill_n(tensor.as<float>(), tensor.num_elements(), 0.0f);
+          }
+        });
+    run(*engine, request_of(1, 20, 1));
+    for (const int layer : {0, 1}) {
+      hidden[std::to_string(layer) + (zeroes ? " zeroed" : "")] =
+          recorder.find("hidden." + std::to_string(layer))->floats;
+    }
+  }
+  EXPECT_EQ(hidden["0"], hidden["0 zeroed"]);
+  EXPECT_NE(hidden["1"], hidden["1 zeroed"]);
+  // A row of zeros is normalised to zeros, and nothing is added to it.
+  for (const float value : hidden["1 zeroed"]) {
+    ASSERT_EQ(value, 0.0f);
+  }
+}
+
 TEST_F(GpuEngine, RepeatedRunsGiveTheSameBits) {
   EngineOptions options = gpu_options(8);
   options.enable_prefix_caching = false;
   const auto engine = make(options);
   ASSERT_NE(engine, nullptr);
-  const auto values = [](const Tokens& tokens) {
+  const auto values = [](const Answers& tokens) {
     std::vector<std::vector<float>> lists;
     for (const auto& [id, list] : tokens.logprobs) {
       lists.push_back(list);

@@ -25,7 +25,7 @@ inline const Runtime* mirrored_runtime = nullptr;
 
 struct MirrorState : ContextState {
   MirrorState() : base(one_thread()) {
-    const Backend& cpu = *base.state().backends.back();
+    const Backend& cpu = cpu_backend(base);
     mirrored_runtime = cpu.runtime;
     runtime = *cpu.runtime;
     runtime.name = "mirror";

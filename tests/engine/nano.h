@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "core/check.h"
 #include "lacuna/engine.h"
+#include "ops/backend.h"
 
 namespace lacuna {
 
@@ -23,6 +27,15 @@ inline Context one_thread() {
   Result<Context> context = Context::create({.num_threads = 1});
   EXPECT_TRUE(context.ok());
   return std::move(context).value();
+}
+
+inline const Backend& cpu_backend(const Context& context) {
+  for (const Backend* backend : context.state().backends) {
+    if (std::string_view(backend->name) == "cpu") {
+      return *backend;
+    }
+  }
+  LACUNA_CHECK(false);
 }
 
 // float32, so that runs may be compared closely; a short context, so that creation is cheap.
@@ -110,6 +123,37 @@ inline Answer run(Engine& engine, Request request) {
     }
   }
   return answer;
+}
+
+// What many requests were answered, by their ids.
+struct Answers {
+  std::map<int64_t, std::string> text;
+  std::map<int64_t, std::vector<int32_t>> tokens;
+  std::map<int64_t, std::vector<float>> logprobs;
+  std::map<int64_t, int64_t> cached;
+  std::map<int64_t, FinishReason> finish;
+};
+
+// Steps until all submitted requests are done.
+inline Answers run_all(Engine& engine) {
+  Answers answers;
+  while (engine.has_work()) {
+    const Result<std::vector<TokenEvent>> events = engine.step();
+    EXPECT_TRUE(events.ok()) << events.status().message();
+    if (!events.ok()) {
+      break;
+    }
+    for (const TokenEvent& event : *events) {
+      answers.text[event.request_id] += event.text;
+      if (event.token_id >= 0) {
+        answers.tokens[event.request_id].push_back(event.token_id);
+        answers.logprobs[event.request_id].push_back(event.logprob);
+      }
+      answers.cached[event.request_id] += event.step.cached_tokens;
+      answers.finish[event.request_id] = event.finish;
+    }
+  }
+  return answers;
 }
 
 }  // namespace lacuna

@@ -105,7 +105,7 @@ AttentionResult mha(const MhaArgs& args) {
         double* weight_scale = &result.weight_scale[at * d_v];
         for (int64_t j = 0; j < seq.num_k; ++j) {
           if (scores[j] == -kInfinity) {
-            continue;  // the values of a key that is not kept may be anything
+            continue;
           }
           const double weight = std::exp(scores[j] - max);
           sum += weight;

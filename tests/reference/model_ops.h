@@ -60,6 +60,8 @@ struct AdjustedLogits {
 };
 AdjustedLogits adjust_logits(const AdjustLogitsArgs& args);  // reads logits and saved
 
+std::vector<int32_t> pick_tokens(const PickTokensArgs& args);  // [T]
+
 std::vector<double> token_logprobs(const TokenLogprobsArgs& args);  // [T]
 
 // What a row of `sample` may give: the distribution after temperature and filters, and the log

@@ -361,7 +361,7 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
 }
 
 SparseMlaProblem::SparseMlaProblem(const SparseMlaCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   SparseMlaCase& c = case_;
   const int64_t latent = c.layout.latent;
   const int64_t rope = c.layout.rope;
@@ -698,11 +698,23 @@ std::vector<MhaCase> mha_cases() {
        .give_maxima = true},
       "maxima_masked");
   add({.q_lens = {130}, .k_lens = {130}, .heads = 16, .out_dtype = DType::kBFloat16}, "heads");
+  for (DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (bool split_k : {false, true}) {
+      add({.q_lens = {70, 9},
+           .k_lens = {200, 40},
+           .heads = 2,
+           .dtype = dtype,
+           .split_k = split_k,
+           .mask_topk = 30,
+           .bad_keys = true},
+          split_k ? "bad_keys_split" : "bad_keys");
+    }
+  }
   return cases;
 }
 
 MhaProblem::MhaProblem(const MhaCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MhaCase& c = case_;
   Random random(c.seed);
   const std::vector<int32_t> starts_q = starts_of(c.q_lens);
@@ -748,6 +760,13 @@ MhaProblem::MhaProblem(const MhaCase& test_case, const TestDevice& where)
     cu_q = buffers.ints("cu_seqlens_q", starts_q);
     cu_k = buffers.ints("cu_seqlens_k", starts_k);
   }
+  for (int64_t t = 0; t < num_keys; ++t) {
+    const float bad[] = {kNan, kInfinity, -kInfinity};
+    TestTensor& keys = c.split_k ? k_nope : k;
+    for (int64_t h = 0; is_bad_key(t) && h < c.heads; ++h) {
+      keys.set(bad[t / 3 % 3], t, h, t % c.d_nope);
+    }
+  }
   if (c.mask_topk > 0) {
     make_mask(random);
   }
@@ -774,7 +793,8 @@ void MhaProblem::make_mask(Random& random) {
   mask = buffers.tensor("mask", Role::kInput, DType::kInt32, {num_q, words},
                         {.strides = {(words + 3) / 4 * 4, 1}});
   int64_t t = 0;
-  for (size_t b = 0; b < c.q_lens.size(); ++b) {
+  int64_t first_key = 0;
+  for (size_t b = 0; b < c.q_lens.size(); first_key += c.k_lens[b++]) {
     const int64_t start = c.key_start.empty() ? 0 : c.key_start[b];
     for (int64_t i = 0; i < c.q_lens[b]; ++i, ++t) {
       // A random half outside the sequence's own keys; inside, mask_topk of the visible ones.
@@ -789,7 +809,8 @@ void MhaProblem::make_mask(Random& random) {
         const int64_t bit = start + keys[n];
         const uint32_t one = 1u << (bit & 31);
         // Every seventh row keeps nothing.
-        const bool kept = static_cast<int64_t>(n) < c.mask_topk && t % 7 != 6;
+        const bool kept =
+            static_cast<int64_t>(n) < c.mask_topk && t % 7 != 6 && !is_bad_key(first_key + keys[n]);
         row[bit >> 5] = kept ? row[bit >> 5] | one : row[bit >> 5] & ~one;
       }
       for (int64_t w = 0; w < words; ++w) {
@@ -862,7 +883,7 @@ std::vector<BuildMaskCase> build_mask_cases() {
 }
 
 BuildMaskProblem::BuildMaskProblem(const BuildMaskCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   BuildMaskCase& c = case_;
   Random random(c.seed);
   if (c.words == 0) {
@@ -966,7 +987,7 @@ float random_lse(Random& random, bool bad) {
 }  // namespace
 
 MergeStatesProblem::MergeStatesProblem(const MergeStatesCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MergeStatesCase& c = case_;
   Random random(c.seed);
   const int64_t heads = c.strided ? c.heads + 3 : c.heads;
@@ -1063,7 +1084,7 @@ std::vector<RescaleByLseCase> rescale_by_lse_cases() {
 }
 
 RescaleByLseProblem::RescaleByLseProblem(const RescaleByLseCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const RescaleByLseCase& c = case_;
   Random random(c.seed);
   const int64_t heads = c.strided ? c.heads + 3 : c.heads;

@@ -12,6 +12,7 @@
 #include "tests/reference/reference.h"
 #include "tests/support/buffer_set.h"
 #include "tests/support/compare.h"
+#include "tests/support/problem.h"
 #include "tests/support/random.h"
 
 namespace lacuna::testing {
@@ -77,18 +78,14 @@ struct SparseMlaCase {
 
 std::vector<SparseMlaCase> sparse_mla_cases();
 
-class SparseMlaProblem {
+class SparseMlaProblem : public BasicProblem<SparseMlaArgs, SparseMlaCase> {
  public:
-  using Args = SparseMlaArgs;
   SparseMlaProblem(const SparseMlaCase& test_case, const TestDevice& where);
-
-  const SparseMlaCase& test_case() const { return case_; }
   SparseMlaArgs args(Side side) const;
   // Compares the downloaded results with the oracle.
   std::string verify();
   const reference::AttentionResult& expected();
 
-  BufferSet buffers;
   TestTensor q, q_nope, q_rope, indices, block_table, request_ids, valid_counts, sink;
   TestTensor out, lse, max_logits;
   TestTensor latent_scale, rope_scale;  // [1], in the cache's memory
@@ -98,7 +95,6 @@ class SparseMlaProblem {
   void make_lists(Random& random);
   void make_cache(Random& random);
 
-  SparseMlaCase case_;
   // Of each query row, the visible tokens: positions or rows, by number.
   int64_t visible(int64_t t) const;
   std::optional<reference::AttentionResult> expected_;
@@ -123,26 +119,23 @@ struct MhaCase {
   bool lse = true;
   bool strided = false;      // every tensor is a view of a wider one
   int64_t key_tail = 0;      // rows of NaN after the last key
+  bool bad_keys = false;     // with a mask: every third key is NaN or infinite, and no row keeps it
   bool give_maxima = false;  // seqlen_q_max and seqlen_k_max
 };
 
 std::vector<MhaCase> mha_cases();
 
-class MhaProblem {
+class MhaProblem : public BasicProblem<MhaArgs, MhaCase> {
  public:
-  using Args = MhaArgs;
   MhaProblem(const MhaCase& test_case, const TestDevice& where);
-
-  const MhaCase& test_case() const { return case_; }
   MhaArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor q, k, k_nope, k_rope, v, cu_q, cu_k, lens_q, lens_k, mask, key_start, out, lse;
 
  private:
   void make_mask(Random& random);
-  MhaCase case_;
+  bool is_bad_key(int64_t key_row) const { return case_.bad_keys && key_row % 3 == 0; }
   std::optional<reference::AttentionResult> expected_;
 };
 
@@ -161,20 +154,13 @@ struct BuildMaskCase {
 
 std::vector<BuildMaskCase> build_mask_cases();
 
-class BuildMaskProblem {
+class BuildMaskProblem : public BasicProblem<BuildMaskArgs, BuildMaskCase> {
  public:
-  using Args = BuildMaskArgs;
   BuildMaskProblem(const BuildMaskCase& test_case, const TestDevice& where);
-
-  const BuildMaskCase& test_case() const { return case_; }
   BuildMaskArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor indices, valid_counts, key_begin, mask;
-
- private:
-  BuildMaskCase case_;
 };
 
 struct MergeStatesCase {
@@ -195,21 +181,16 @@ struct MergeStatesCase {
 
 std::vector<MergeStatesCase> merge_states_cases();
 
-class MergeStatesProblem {
+class MergeStatesProblem : public BasicProblem<MergeStatesArgs, MergeStatesCase> {
  public:
-  using Args = MergeStatesArgs;
   MergeStatesProblem(const MergeStatesCase& test_case, const TestDevice& where);
-
-  const MergeStatesCase& test_case() const { return case_; }
   MergeStatesArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   std::vector<TestTensor> state_out, state_lse;
   TestTensor out, lse;
 
  private:
-  MergeStatesCase case_;
   mutable std::vector<PartialState> views_[2];  // what the spans of args() point at
 };
 
@@ -230,20 +211,13 @@ struct RescaleByLseCase {
 
 std::vector<RescaleByLseCase> rescale_by_lse_cases();
 
-class RescaleByLseProblem {
+class RescaleByLseProblem : public BasicProblem<RescaleByLseArgs, RescaleByLseCase> {
  public:
-  using Args = RescaleByLseArgs;
   RescaleByLseProblem(const RescaleByLseCase& test_case, const TestDevice& where);
-
-  const RescaleByLseCase& test_case() const { return case_; }
   RescaleByLseArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor out, lse, merged_lse;
-
- private:
-  RescaleByLseCase case_;
 };
 
 // Tolerance of an output that was computed in float32 and rounded once to `dtype`.

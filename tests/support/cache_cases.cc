@@ -152,7 +152,7 @@ std::vector<AppendCase> append_kv_cases() {
 }
 
 AppendKvProblem::AppendKvProblem(const AppendCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const AppendCase& c = case_;
   Random random(c.seed);
   const int64_t gap = c.strided ? 11 : 0;
@@ -241,7 +241,7 @@ std::vector<AppendCase> append_index_keys_cases() {
 }
 
 AppendIndexKeysProblem::AppendIndexKeysProblem(const AppendCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const AppendCase& c = case_;
   Random random(c.seed);
   keys = buffers.tensor("keys", Role::kInput, c.dtype, {c.rows, c.layout.latent},
@@ -315,7 +315,7 @@ std::vector<GatherKvCase> gather_kv_cases() {
 }
 
 GatherKvProblem::GatherKvProblem(const GatherKvCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const GatherKvCase& c = case_;
   Random random(c.seed);
   const int64_t num_requests = static_cast<int64_t>(c.seq_lens.size());

@@ -7,6 +7,7 @@
 
 #include "lacuna/kv_cache.h"
 #include "tests/support/buffer_set.h"
+#include "tests/support/problem.h"
 #include "tests/support/random.h"
 
 namespace lacuna::testing {
@@ -34,38 +35,24 @@ std::vector<AppendCase> append_kv_cases();
 std::vector<AppendCase> append_index_keys_cases();
 
 // Shared by the two operations: slots that no two rows share, and an image of the cache.
-class AppendKvProblem {
+class AppendKvProblem : public BasicProblem<AppendKvArgs, AppendCase> {
  public:
-  using Args = AppendKvArgs;
   AppendKvProblem(const AppendCase& test_case, const TestDevice& where);
-
-  const AppendCase& test_case() const { return case_; }
   AppendKvArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor latent, rope, slot_mapping;
   TestCache cache;
-
- private:
-  AppendCase case_;
 };
 
-class AppendIndexKeysProblem {
+class AppendIndexKeysProblem : public BasicProblem<AppendIndexKeysArgs, AppendCase> {
  public:
-  using Args = AppendIndexKeysArgs;
   AppendIndexKeysProblem(const AppendCase& test_case, const TestDevice& where);
-
-  const AppendCase& test_case() const { return case_; }
   AppendIndexKeysArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor keys, slot_mapping;
   TestCache cache;
-
- private:
-  AppendCase case_;
 };
 
 struct GatherKvCase {
@@ -90,22 +77,15 @@ struct GatherKvCase {
 
 std::vector<GatherKvCase> gather_kv_cases();
 
-class GatherKvProblem {
+class GatherKvProblem : public BasicProblem<GatherKvArgs, GatherKvCase> {
  public:
-  using Args = GatherKvArgs;
   GatherKvProblem(const GatherKvCase& test_case, const TestDevice& where);
-
-  const GatherKvCase& test_case() const { return case_; }
   GatherKvArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor block_table, request_ids, starts, lengths, out_starts, out;
   TestTensor latent_scale, rope_scale;  // [1], in the cache's memory
   TestCache cache;
-
- private:
-  GatherKvCase case_;
 };
 
 }  // namespace lacuna::testing

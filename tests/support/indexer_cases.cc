@@ -71,7 +71,7 @@ std::vector<TranslateCase> translate_cases() {
 }
 
 TranslateProblem::TranslateProblem(const TranslateCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const TranslateCase& c = case_;
   Random random(c.seed);
   const int64_t columns = 7;
@@ -416,7 +416,7 @@ std::vector<IndexLogitsCase> index_logits_cases() {
 }
 
 IndexLogitsProblem::IndexLogitsProblem(const IndexLogitsCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const IndexLogitsCase& c = case_;
   Random random(c.seed);
   tensors = make_scoring(c.scoring, &buffers, &random);
@@ -708,7 +708,7 @@ std::string SelectionTensors::verify(const reference::Selection& expected) const
 }
 
 TopKProblem::TopKProblem(const TopKCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   TopKCase& c = case_;
   Random random(c.seed);
   const int64_t num_rows = static_cast<int64_t>(c.lengths.size());
@@ -840,7 +840,7 @@ std::vector<SelectKeysCase> select_keys_cases() {
 }
 
 SelectKeysProblem::SelectKeysProblem(const SelectKeysCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const SelectKeysCase& c = case_;
   Random random(c.seed);
   tensors = make_scoring(c.scoring, &buffers, &random);

@@ -8,6 +8,7 @@
 #include "lacuna/indexer.h"
 #include "tests/reference/reference.h"
 #include "tests/support/buffer_set.h"
+#include "tests/support/problem.h"
 #include "tests/support/random.h"
 
 namespace lacuna::testing {
@@ -32,21 +33,14 @@ struct TranslateCase {
 
 std::vector<TranslateCase> translate_cases();
 
-class TranslateProblem {
+class TranslateProblem : public BasicProblem<TranslateIndicesArgs, TranslateCase> {
  public:
-  using Args = TranslateIndicesArgs;
   TranslateProblem(const TranslateCase& test_case, const TestDevice& where);
-
-  const TranslateCase& test_case() const { return case_; }
   TranslateIndicesArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor indices, request_ids, block_table, valid_counts, workspace_ids, workspace_starts;
   TestTensor rows, counts;
-
- private:
-  TranslateCase case_;
 };
 
 // A query, head weights and paged or ragged index keys: what index_logits and select_keys share.
@@ -86,21 +80,14 @@ struct IndexLogitsCase {
 
 std::vector<IndexLogitsCase> index_logits_cases();
 
-class IndexLogitsProblem {
+class IndexLogitsProblem : public BasicProblem<IndexLogitsArgs, IndexLogitsCase> {
  public:
-  using Args = IndexLogitsArgs;
   IndexLogitsProblem(const IndexLogitsCase& test_case, const TestDevice& where);
-
-  const IndexLogitsCase& test_case() const { return case_; }
   IndexLogitsArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   ScoringTensors tensors;
   TestTensor logits;
-
- private:
-  IndexLogitsCase case_;
 };
 
 enum class ScoreFamily {
@@ -152,21 +139,14 @@ struct SelectionTensors {
   std::string verify(const reference::Selection& expected) const;
 };
 
-class TopKProblem {
+class TopKProblem : public BasicProblem<TopKArgs, TopKCase> {
  public:
-  using Args = TopKArgs;
   TopKProblem(const TopKCase& test_case, const TestDevice& where);
-
-  const TopKCase& test_case() const { return case_; }
   TopKArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor logits, row_starts, lengths, candidate_ids;
   SelectionTensors selection;
-
- private:
-  TopKCase case_;
 };
 
 struct SelectKeysCase {
@@ -183,22 +163,17 @@ struct SelectKeysCase {
 
 std::vector<SelectKeysCase> select_keys_cases();
 
-class SelectKeysProblem {
+class SelectKeysProblem : public BasicProblem<SelectKeysArgs, SelectKeysCase> {
  public:
-  using Args = SelectKeysArgs;
   SelectKeysProblem(const SelectKeysCase& test_case, const TestDevice& where);
-
-  const SelectKeysCase& test_case() const { return case_; }
   SelectKeysArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   ScoringTensors tensors;
   SelectionTensors selection;
 
  private:
   std::string verify_by_margin();
-  SelectKeysCase case_;
 };
 
 }  // namespace lacuna::testing

@@ -58,7 +58,7 @@ std::vector<EmbeddingCase> embedding_cases() {
 }
 
 EmbeddingProblem::EmbeddingProblem(const EmbeddingCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const EmbeddingCase& c = case_;
   Random random(c.seed);
   constexpr int32_t kVocabulary = 5;
@@ -147,7 +147,7 @@ std::vector<NormCase> rms_norm_cases() {
 }
 
 RmsNormProblem::RmsNormProblem(const NormCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const NormCase& c = case_;
   Random random(c.seed);
   // Written back only with `add`.
@@ -210,7 +210,7 @@ std::vector<NormCase> layer_norm_cases() {
 }
 
 LayerNormProblem::LayerNormProblem(const NormCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const NormCase& c = case_;
   Random random(c.seed);
   const TensorOptions vector = {.strides = {}, .offset = c.gap};
@@ -274,7 +274,7 @@ std::vector<SiluMulCase> silu_mul_cases() {
 }
 
 SiluMulProblem::SiluMulProblem(const SiluMulCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const SiluMulCase& c = case_;
   Random random(c.seed);
   const float extremes[] = {0.0f,  -200.0f, 200.0f, -88.0f,
@@ -318,7 +318,7 @@ std::vector<AddCase> add_cases() {
 }
 
 AddProblem::AddProblem(const AddCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const AddCase& c = case_;
   Random random(c.seed);
   x = buffers.tensor("x", Role::kInput, kF32, {c.rows, c.width}, rows_of(c.width, c.gap));
@@ -405,7 +405,7 @@ std::vector<RopeCase> rope_cases() {
 }
 
 RopeProblem::RopeProblem(const RopeCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const RopeCase& c = case_;
   Random random(c.seed);
   constexpr int64_t kPositions = 40;
@@ -495,7 +495,7 @@ std::vector<MoeRouteCase> moe_route_cases() {
 }
 
 MoeRouteProblem::MoeRouteProblem(const MoeRouteCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MoeRouteCase& c = case_;
   Random random(c.seed);
   logits =

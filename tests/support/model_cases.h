@@ -9,6 +9,7 @@
 
 #include "ops/model_ops.h"
 #include "tests/support/buffer_set.h"
+#include "tests/support/problem.h"
 #include "tests/support/random.h"
 
 namespace lacuna::testing {
@@ -28,25 +29,19 @@ struct LinearCase {
   // bytes of alignment, 3 keeps none.
   int64_t gap = 0;
   bool nan_row = false;     // the first row of x is NaN, and only that of the output may be
+  bool nan_weight = false;  // two elements of the weight are NaN, and so are their columns only
   bool zero_scale = false;  // one block of an FP8 weight has scale 0
 };
 
 std::vector<LinearCase> linear_cases();
 
-class LinearProblem {
+class LinearProblem : public BasicProblem<LinearArgs, LinearCase> {
  public:
-  using Args = LinearArgs;
   LinearProblem(const LinearCase& test_case, const TestDevice& where);
-
-  const LinearCase& test_case() const { return case_; }
   LinearArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, weight, weight_scale, out;
-
- private:
-  LinearCase case_;
 };
 
 struct HeadLinearCase {
@@ -65,20 +60,13 @@ struct HeadLinearCase {
 
 std::vector<HeadLinearCase> head_linear_cases();
 
-class HeadLinearProblem {
+class HeadLinearProblem : public BasicProblem<HeadLinearArgs, HeadLinearCase> {
  public:
-  using Args = HeadLinearArgs;
   HeadLinearProblem(const HeadLinearCase& test_case, const TestDevice& where);
-
-  const HeadLinearCase& test_case() const { return case_; }
   HeadLinearArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, weight, out;
-
- private:
-  HeadLinearCase case_;
 };
 
 struct MoeExpertsCase {
@@ -103,22 +91,17 @@ struct MoeExpertsCase {
 
 std::vector<MoeExpertsCase> moe_experts_cases();
 
-class MoeExpertsProblem {
+class MoeExpertsProblem : public BasicProblem<MoeExpertsArgs, MoeExpertsCase> {
  public:
-  using Args = MoeExpertsArgs;
   MoeExpertsProblem(const MoeExpertsCase& test_case, const TestDevice& where);
-
-  const MoeExpertsCase& test_case() const { return case_; }
   MoeExpertsArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, ids, weights, out;
   TestTensor gate, up, down;                    // [E, ...]
   TestTensor gate_scale, up_scale, down_scale;  // [E, ...] with FP8
 
  private:
-  MoeExpertsCase case_;
   // What the arguments' span points at.
   std::vector<ExpertWeights> host_experts_, device_experts_;
 };
@@ -139,20 +122,13 @@ struct EmbeddingCase {
 
 std::vector<EmbeddingCase> embedding_cases();
 
-class EmbeddingProblem {
+class EmbeddingProblem : public BasicProblem<EmbeddingArgs, EmbeddingCase> {
  public:
-  using Args = EmbeddingArgs;
   EmbeddingProblem(const EmbeddingCase& test_case, const TestDevice& where);
-
-  const EmbeddingCase& test_case() const { return case_; }
   EmbeddingArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor ids, table, out;
-
- private:
-  EmbeddingCase case_;
 };
 
 // RMSNorm and LayerNorm.
@@ -172,38 +148,24 @@ struct NormCase {
 
 std::vector<NormCase> rms_norm_cases();
 
-class RmsNormProblem {
+class RmsNormProblem : public BasicProblem<RmsNormArgs, NormCase> {
  public:
-  using Args = RmsNormArgs;
   RmsNormProblem(const NormCase& test_case, const TestDevice& where);
-
-  const NormCase& test_case() const { return case_; }
   RmsNormArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, add, weight, out;
-
- private:
-  NormCase case_;
 };
 
 std::vector<NormCase> layer_norm_cases();
 
-class LayerNormProblem {
+class LayerNormProblem : public BasicProblem<LayerNormArgs, NormCase> {
  public:
-  using Args = LayerNormArgs;
   LayerNormProblem(const NormCase& test_case, const TestDevice& where);
-
-  const NormCase& test_case() const { return case_; }
   LayerNormArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, weight, bias, out;
-
- private:
-  NormCase case_;
 };
 
 struct SiluMulCase {
@@ -217,20 +179,13 @@ struct SiluMulCase {
 
 std::vector<SiluMulCase> silu_mul_cases();
 
-class SiluMulProblem {
+class SiluMulProblem : public BasicProblem<SiluMulArgs, SiluMulCase> {
  public:
-  using Args = SiluMulArgs;
   SiluMulProblem(const SiluMulCase& test_case, const TestDevice& where);
-
-  const SiluMulCase& test_case() const { return case_; }
   SiluMulArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor gate, up, out;
-
- private:
-  SiluMulCase case_;
 };
 
 struct AddCase {
@@ -243,20 +198,13 @@ struct AddCase {
 
 std::vector<AddCase> add_cases();
 
-class AddProblem {
+class AddProblem : public BasicProblem<AddArgs, AddCase> {
  public:
-  using Args = AddArgs;
   AddProblem(const AddCase& test_case, const TestDevice& where);
-
-  const AddCase& test_case() const { return case_; }
   AddArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, out;
-
- private:
-  AddCase case_;
 };
 
 struct RopeCase {
@@ -275,20 +223,13 @@ struct RopeCase {
 
 std::vector<RopeCase> rope_cases();
 
-class RopeProblem {
+class RopeProblem : public BasicProblem<RopeArgs, RopeCase> {
  public:
-  using Args = RopeArgs;
   RopeProblem(const RopeCase& test_case, const TestDevice& where);
-
-  const RopeCase& test_case() const { return case_; }
   RopeArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor x, positions, cos_table, sin_table, out;
-
- private:
-  RopeCase case_;
 };
 
 // -------------------------------------------------------------------------------------- routing
@@ -308,20 +249,13 @@ struct MoeRouteCase {
 
 std::vector<MoeRouteCase> moe_route_cases();
 
-class MoeRouteProblem {
+class MoeRouteProblem : public BasicProblem<MoeRouteArgs, MoeRouteCase> {
  public:
-  using Args = MoeRouteArgs;
   MoeRouteProblem(const MoeRouteCase& test_case, const TestDevice& where);
-
-  const MoeRouteCase& test_case() const { return case_; }
   MoeRouteArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor logits, bias, ids, weights;
-
- private:
-  MoeRouteCase case_;
 };
 
 // -------------------------------------------------------------------------------------- logits
@@ -338,20 +272,36 @@ struct AdjustLogitsCase {
 
 std::vector<AdjustLogitsCase> adjust_logits_cases();
 
-class AdjustLogitsProblem {
+class AdjustLogitsProblem : public BasicProblem<AdjustLogitsArgs, AdjustLogitsCase> {
  public:
-  using Args = AdjustLogitsArgs;
   AdjustLogitsProblem(const AdjustLogitsCase& test_case, const TestDevice& where);
-
-  const AdjustLogitsCase& test_case() const { return case_; }
   AdjustLogitsArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor logits, rows, ids, repetition, add, saved;
+};
 
- private:
-  AdjustLogitsCase case_;
+// Which tensor `out` is.
+enum class PickInto { kOther, kGiven, kDrawn };
+
+struct PickTokensCase {
+  std::string name;
+  uint64_t seed = 1;
+  int64_t rows = 5;
+  int64_t drawn = 8;
+  PickInto into = PickInto::kOther;
+  int64_t gap = 0;
+};
+
+std::vector<PickTokensCase> pick_tokens_cases();
+
+class PickTokensProblem : public BasicProblem<PickTokensArgs, PickTokensCase> {
+ public:
+  PickTokensProblem(const PickTokensCase& test_case, const TestDevice& where);
+  PickTokensArgs args(Side side) const;
+  std::string verify();
+
+  TestTensor given, sources, drawn, out;
 };
 
 // What a row of logits looks like.
@@ -376,20 +326,13 @@ struct TokenLogprobsCase {
 
 std::vector<TokenLogprobsCase> token_logprobs_cases();
 
-class TokenLogprobsProblem {
+class TokenLogprobsProblem : public BasicProblem<TokenLogprobsArgs, TokenLogprobsCase> {
  public:
-  using Args = TokenLogprobsArgs;
   TokenLogprobsProblem(const TokenLogprobsCase& test_case, const TestDevice& where);
-
-  const TokenLogprobsCase& test_case() const { return case_; }
   TokenLogprobsArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor logits, ids, out;
-
- private:
-  TokenLogprobsCase case_;
 };
 
 // How one token is drawn.
@@ -415,20 +358,13 @@ struct SampleCase {
 
 std::vector<SampleCase> sample_cases();
 
-class SampleProblem {
+class SampleProblem : public BasicProblem<SampleArgs, SampleCase> {
  public:
-  using Args = SampleArgs;
   SampleProblem(const SampleCase& test_case, const TestDevice& where);
-
-  const SampleCase& test_case() const { return case_; }
   SampleArgs args(Side side) const;
   std::string verify();
 
-  BufferSet buffers;
   TestTensor logits, temperature, top_k, top_p, min_p, uniform, ids, logprobs;
-
- private:
-  SampleCase case_;
 };
 
 }  // namespace lacuna::testing

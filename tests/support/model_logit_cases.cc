@@ -99,7 +99,7 @@ std::vector<AdjustLogitsCase> adjust_logits_cases() {
 }
 
 AdjustLogitsProblem::AdjustLogitsProblem(const AdjustLogitsCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const AdjustLogitsCase& c = case_;
   Random random(c.seed);
   logits = buffers.tensor("logits", Role::kInOut, kF32, {c.rows, c.vocabulary},
@@ -153,6 +153,76 @@ std::string AdjustLogitsProblem::verify() {
   return error.empty() ? compare("saved", saved.result(), expected.saved, {}) : error;
 }
 
+// ---------------------------------------------------------------------------------- pick_tokens
+
+std::vector<PickTokensCase> pick_tokens_cases() {
+  std::vector<PickTokensCase> cases;
+  const auto add = [&](PickTokensCase c) {
+    c.seed = cases.size() + 1;
+    const char* into[] = {"", "_into_given", "_into_drawn"};
+    c.name = "t" + std::to_string(c.rows) + "_n" + std::to_string(c.drawn) +
+             into[static_cast<int>(c.into)] + (c.gap > 0 ? "_gap" : "");
+    cases.push_back(std::move(c));
+  };
+  for (int64_t rows : {0, 1, 5, 127, 128, 129, 1000}) {
+    for (int64_t gap : {0, 3}) {
+      for (int64_t drawn : {0, 1, 8, 300}) {
+        add({.rows = rows, .drawn = drawn, .gap = gap});
+      }
+      add({.rows = rows, .into = PickInto::kGiven, .gap = gap});
+      add({.rows = rows, .drawn = rows, .into = PickInto::kDrawn, .gap = gap});
+    }
+  }
+  return cases;
+}
+
+PickTokensProblem::PickTokensProblem(const PickTokensCase& test_case, const TestDevice& where)
+    : BasicProblem(test_case, where) {
+  const PickTokensCase& c = case_;
+  Random random(c.seed);
+  const auto column = [&](const char* name, Role role, int64_t rows) {
+    return buffers.tensor(name, role, kI32, {rows}, {.strides = {1 + c.gap}});
+  };
+  const auto role_of = [&](PickInto tensor) {
+    return c.into == tensor ? Role::kInOut : Role::kInput;
+  };
+  const auto token = [&] { return static_cast<double>(random.integer(0, 200000)); };
+  given = column("given", role_of(PickInto::kGiven), c.rows);
+  given.fill(token);
+  drawn = column("drawn", role_of(PickInto::kDrawn), c.drawn);
+  drawn.fill(token);
+  sources = column("sources", Role::kInput, c.rows);
+  int64_t t = 0;
+  sources.fill([&]() -> double {
+    const int64_t row = t++;
+    if (random.chance(0.4)) {
+      const double none[] = {-1, static_cast<double>(c.drawn), INT_MIN, INT_MAX};
+      return none[random.integer(0, 3)];
+    }
+    // Its own row, where a row of `drawn` must not be read after it was written.
+    return static_cast<double>(
+        c.into == PickInto::kDrawn || c.drawn == 0 ? row : random.integer(0, c.drawn - 1));
+  });
+  if (c.into == PickInto::kOther) {
+    out = column("out", Role::kOutput, c.rows);
+  } else {
+    out = c.into == PickInto::kGiven ? given : drawn;
+  }
+}
+
+PickTokensArgs PickTokensProblem::args(Side side) const {
+  PickTokensArgs args;
+  args.given = given.view(side);
+  args.sources = sources.view(side);
+  args.drawn = drawn.view(side);
+  args.out = out.view(side);
+  return args;
+}
+
+std::string PickTokensProblem::verify() {
+  return compare("out", out.result(), reference::pick_tokens(args(Side::kHost)));
+}
+
 // ------------------------------------------------------------------------------- token_logprobs
 
 std::vector<TokenLogprobsCase> token_logprobs_cases() {
@@ -179,7 +249,7 @@ std::vector<TokenLogprobsCase> token_logprobs_cases() {
 
 TokenLogprobsProblem::TokenLogprobsProblem(const TokenLogprobsCase& test_case,
                                            const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const TokenLogprobsCase& c = case_;
   Random random(c.seed);
   logits = buffers.tensor("logits", Role::kInput, kF32, {c.rows, c.vocabulary},
@@ -279,7 +349,7 @@ std::vector<SampleCase> sample_cases() {
 }
 
 SampleProblem::SampleProblem(const SampleCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const SampleCase& c = case_;
   Random random(c.seed);
   const int64_t count = static_cast<int64_t>(c.rows.size());

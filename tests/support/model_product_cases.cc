@@ -139,12 +139,15 @@ std::vector<LinearCase> linear_cases() {
       add({.rows = rows, .columns = 128, .depth = 256, .weight = weight, .nan_row = true}, "nan");
     }
   }
+  for (int64_t rows : {4, 40}) {
+    add({.rows = rows, .columns = 128, .depth = 256, .nan_weight = true}, "nan_weight");
+  }
   add({.rows = 4, .columns = 300, .depth = 300, .weight = kFp8, .zero_scale = true}, "zero_scale");
   return cases;
 }
 
 LinearProblem::LinearProblem(const LinearCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const LinearCase& c = case_;
   Random random(c.seed);
   x = buffers.tensor("x", Role::kInput, c.x, {c.rows, c.depth}, matrix_options(c.depth, c.gap));
@@ -152,6 +155,10 @@ LinearProblem::LinearProblem(const LinearCase& test_case, const TestDevice& wher
   weight = buffers.tensor("weight", Role::kInput, c.weight, {c.columns, c.depth},
                           matrix_options(c.depth, c.gap));
   fill_weight(&weight, c.weight, 1, &random);
+  if (c.nan_weight) {
+    weight.set(std::nan(""), 3, c.depth - 1);
+    weight.set(-std::nan(""), c.columns - 2, c.depth / 2);
+  }
   if (c.weight == kFp8) {
     weight_scale = buffers.tensor("weight_scale", Role::kInput, kF32,
                                   {scale_blocks(c.columns), scale_blocks(c.depth)});
@@ -263,7 +270,7 @@ std::vector<HeadLinearCase> head_linear_cases() {
 }
 
 HeadLinearProblem::HeadLinearProblem(const HeadLinearCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const HeadLinearCase& c = case_;
   Random random(c.seed);
   const auto rows = [&](int64_t width) -> TensorOptions {
@@ -349,7 +356,7 @@ std::vector<MoeExpertsCase> moe_experts_cases() {
 }
 
 MoeExpertsProblem::MoeExpertsProblem(const MoeExpertsCase& test_case, const TestDevice& where)
-    : buffers(where), case_(test_case) {
+    : BasicProblem(test_case, where) {
   const MoeExpertsCase& c = case_;
   Random random(c.seed);
   x = buffers.tensor("x", Role::kInput, c.x, {c.rows, c.width}, matrix_options(c.width, c.gap));

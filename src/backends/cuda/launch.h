@@ -4,8 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -29,34 +27,10 @@ inline constexpr int64_t kGridYMax = 65535;
 // Blocks of `tile` that cover `count`.
 constexpr int64_t ceil_div(int64_t count, int64_t tile) { return (count + tile - 1) / tile; }
 
-// Raises a kernel's limit of dynamic shared memory. Remembers per device what it asked for, so that
-// a launch costs no driver call and none happens while a graph is captured after a first run.
-template <class... Params>
-Status allow_smem(void (*kernel)(Params...), int device_idx, int64_t bytes) {
-  static std::mutex mutex;
-  static std::set<std::pair<const void*, std::pair<int, int64_t>>> allowed;
-  if (bytes <= 48 * 1024) {
-    return ok_status();
-  }
-  const auto key =
-      std::make_pair(reinterpret_cast<const void*>(kernel), std::make_pair(device_idx, bytes));
-  const std::lock_guard lock(mutex);
-  if (allowed.count(key) > 0) {
-    return ok_status();
-  }
-  // Never lowered: another call of the same kernel may need more.
-  cudaFuncAttributes attributes = {};
-  LACUNA_RETURN_IF_ERROR(cuda_status(
-      cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), "launch"));
-  if (attributes.maxDynamicSharedSizeBytes < bytes) {
-    LACUNA_RETURN_IF_ERROR(cuda_status(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "launch: shared memory"));
-  }
-  allowed.insert(key);
-  return ok_status();
-}
+// Raises a kernel's limit of dynamic shared memory where it is below `bytes`. What a device was
+// asked for is remembered, so that a launch costs no driver call and no lock, and no call happens
+// while a graph is captured after a first run.
+Status allow_smem(const void* kernel, int device_idx, int64_t bytes);
 
 // `name` is the kernel's name in messages. An empty grid launches nothing.
 template <class... Params, class... Values>
@@ -66,7 +40,8 @@ Status launch(const char* name, void (*kernel)(Params...), const DeviceInfo& dev
     return ok_status();
   }
   LACUNA_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device.device.index), name));
-  LACUNA_RETURN_IF_ERROR(allow_smem(kernel, device.device.index, shape.smem_bytes));
+  LACUNA_RETURN_IF_ERROR(
+      allow_smem(reinterpret_cast<const void*>(kernel), device.device.index, shape.smem_bytes));
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

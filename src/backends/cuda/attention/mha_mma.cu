@@ -65,12 +65,7 @@ using Shape192 = Shape<192, 128, 2>;
 using Shape256 = Shape<256, 256, 1>;
 
 struct Params {
-  MhaSequences sequences;
-  Strided3<const Bf16> q;
-  Strided3<const Bf16> k;       // [Tk, H, d_nope], or fused with d_nope = d_qk
-  Strided2<const Bf16> k_rope;  // [Tk, d_qk - d_nope]
-  Strided3<const Bf16> v;
-  int num_heads;
+  MhaInputs<Bf16> in;
   int heads_per_group;
   int tiles_max;
   int qk_chunks;
@@ -78,10 +73,6 @@ struct Params {
   int v_chunks;
   float scale_log2;  // softmax_scale / ln 2, positive
   float slack;       // kSlackLog2 in units of scores before scaling
-  void* out;
-  int64_t out_strides[2];
-  bool bf16_out;
-  Strided2<float> lse;
 };
 
 struct Work {
@@ -96,7 +87,7 @@ __device__ Work find_work(const Params& p, int block_idx) {
   const int group = block_idx / group_blocks;
   const int in_group = block_idx - group * group_blocks;
   const int first_head = group * p.heads_per_group;
-  const int num_heads = min(p.heads_per_group, p.num_heads - first_head);
+  const int num_heads = min(p.heads_per_group, p.in.num_heads - first_head);
   return {.head = first_head + in_group % num_heads,
           .tile = p.tiles_max - 1 - in_group / num_heads};
 }
@@ -343,20 +334,21 @@ __device__ void store_rows(const Params& p, const MhaTile& tile, int head, int f
       const bool empty = sum == 0.0f;
       const float factor = empty ? 0.0f : 1.0f / sum;
       const int64_t t = int64_t{tile.q_begin} + row;
-      if (p.lse && lane_idx % 4 == 0) {
-        p.lse(t, head) = empty ? -INFINITY : rows.max[m][half] * p.scale_log2 * kLn2 + logf(sum);
+      if (p.in.lse && lane_idx % 4 == 0) {
+        p.in.lse(t, head) = empty ? -INFINITY : rows.max[m][half] * p.scale_log2 * kLn2 + logf(sum);
       }
-      const int64_t at = t * p.out_strides[0] + head * p.out_strides[1] + lane_idx % 4 * 2;
+      const int64_t at = t * p.in.out_strides[0] + head * p.in.out_strides[1] + lane_idx % 4 * 2;
 #pragma unroll
       for (int n = 0; n < S::kWidth / 8; ++n) {
         if (n < p.v_chunks) {
           const float low = rows.out[m][n][2 * half] * factor;
           const float high = rows.out[m][n][2 * half + 1] * factor;
-          if (p.bf16_out) {
-            *reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.out) + at + n * 8) =
+          if (p.in.bf16_out) {
+            *reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.in.out) + at + n * 8) =
                 pack_bf16(low, high);
           } else {
-            *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at + n * 8) = float2{low, high};
+            *reinterpret_cast<float2*>(static_cast<float*>(p.in.out) + at + n * 8) =
+                float2{low, high};
           }
         }
       }
@@ -376,7 +368,7 @@ __global__ __launch_bounds__(kThreads,
   {
     const Work work = find_work(p, static_cast<int>(blockIdx.x));
     MhaTile found;
-    if (!find_tile(p.sequences, work.tile, S::kTileRows, &found)) {
+    if (!find_tile(p.in.sequences, work.tile, S::kTileRows, &found)) {
       return;
     }
     if (threadIdx.x == 0) {
@@ -397,11 +389,11 @@ __global__ __launch_bounds__(kThreads,
   const int first_row = warp_idx * S::kWarpRows;
   const int own_row = first_row + lane_idx;
   const bool owner = lane_idx < S::kWarpRows;
-  const bool masked = p.sequences.mask != nullptr;
+  const bool masked = p.in.sequences.mask != nullptr;
   const int num_key_tiles =
-      (tile_keys(p.sequences, tile, S::kTileRows) + kTileKeys - 1) / kTileKeys;
+      (tile_keys(p.in.sequences, tile, S::kTileRows) + kTileKeys - 1) / kTileKeys;
   // Keys below this are seen by every row of the tile.
-  const int seen_by_all = visible_keys(p.sequences, tile, 0);
+  const int seen_by_all = visible_keys(p.in.sequences, tile, 0);
 
   // Where this thread's ldmatrix rows lie.
   const int matrix = lane_idx / 8;
@@ -432,7 +424,7 @@ __global__ __launch_bounds__(kThreads,
   // Asks for the mask of the thread's row; it is there after the next wait.
   const auto copy_own_mask = [&](int key_tile) {
     if (masked && owner && tile.query + own_row < tile.q_count) {
-      copy_mask(p.sequences, tile, own_row, key_tile,
+      copy_mask(p.in.sequences, tile, own_row, key_tile,
                 smem_address(masks + own_row * kMaskSlotWords));
     }
   };
@@ -443,7 +435,7 @@ __global__ __launch_bounds__(kThreads,
     while (true) {
       // A thread reads what it copied itself.
       *bits = owner ? kept_bits(tile.key_start, masked ? masks + own_row * kMaskSlotWords : nullptr,
-                                visible_keys(p.sequences, tile, own_row), next)
+                                visible_keys(p.in.sequences, tile, own_row), next)
                     : uint2{0, 0};
       if (__syncthreads_or((bits->x | bits->y) != 0) != 0) {
         return next;
@@ -459,8 +451,8 @@ __global__ __launch_bounds__(kThreads,
   const auto load_keys = [&](int key_tile) {
     const int key = key_tile * kTileKeys;
     const int64_t row = int64_t{tile.k_begin} + key;
-    copy_rows<kTileKeys, S::kDepth>(k_smem, rows_of(p.k, p.k.row(row, head)), p.nope_chunks,
-                                    rows_of(p.k_rope, p.k_rope.row(row)), p.qk_chunks,
+    copy_rows<kTileKeys, S::kDepth>(k_smem, rows_of(p.in.k, p.in.k.row(row, head)), p.nope_chunks,
+                                    rows_of(p.in.k_rope, p.in.k_rope.row(row)), p.qk_chunks,
                                     tile.k_count - key);
     cp_async_commit();
   };
@@ -469,8 +461,8 @@ __global__ __launch_bounds__(kThreads,
   copy_own_mask(0);
   cp_async_commit();
   copy_rows<S::kTileRows, S::kDepth>(
-      q_smem, rows_of(p.q, p.q.row(int64_t{tile.q_begin} + tile.query, head)), p.qk_chunks, {},
-      p.qk_chunks, tile.q_count - tile.query);
+      q_smem, rows_of(p.in.q, p.in.q.row(int64_t{tile.q_begin} + tile.query, head)), p.qk_chunks,
+      {}, p.qk_chunks, tile.q_count - tile.query);
   cp_async_commit();
   cp_async_wait<1>();  // the mask
   int key_tile = find_next(0, &bits);
@@ -487,9 +479,9 @@ __global__ __launch_bounds__(kThreads,
     __syncthreads();  // the keys are there, and nobody reads the last tile's values any more
     {
       const int key = key_tile * kTileKeys;
-      copy_rows<kTileKeys, S::kWidth>(v_smem,
-                                      rows_of(p.v, p.v.row(int64_t{tile.k_begin} + key, head)),
-                                      p.v_chunks, {}, p.v_chunks, tile.k_count - key);
+      copy_rows<kTileKeys, S::kWidth>(
+          v_smem, rows_of(p.in.v, p.in.v.row(int64_t{tile.k_begin} + key, head)), p.v_chunks, {},
+          p.v_chunks, tile.k_count - key);
       copy_own_mask(key_tile + 1);
       cp_async_commit();
     }
@@ -539,10 +531,8 @@ bool fits(const MhaArgs& args) {
 
 template <class S>
 Status run_shape(const MhaArgs& args, const DeviceInfo& device, const Launch& where) {
-  const ConstTensorView& k = args.k.empty() ? args.k_nope : args.k;
   const int64_t num_heads = args.q.shape[1];
-  const MhaSequences sequences = mha_sequences(args);
-  const int64_t tiles_max = mha_tiles_max(args, sequences, S::kTileRows);
+  const int64_t tiles_max = mha_tiles_max(args, S::kTileRows);
   if (tiles_max == 0) {
     return ok_status();
   }
@@ -558,23 +548,14 @@ Status run_shape(const MhaArgs& args, const DeviceInfo& device, const Launch& wh
                           1, num_heads);
   const int64_t heads_per_group = ceil_div(num_heads, num_heads / group_heads);
   const float scale_log2 = static_cast<float>(args.softmax_scale) * kLog2E;
-  const Params params = {.sequences = sequences,
-                         .q = strided3<const Bf16>(args.q),
-                         .k = strided3<const Bf16>(k),
-                         .k_rope = strided2<const Bf16>(args.k_rope),
-                         .v = strided3<const Bf16>(args.v),
-                         .num_heads = static_cast<int>(num_heads),
+  const Params params = {.in = mha_inputs<Bf16>(args),
                          .heads_per_group = static_cast<int>(heads_per_group),
                          .tiles_max = static_cast<int>(tiles_max),
                          .qk_chunks = static_cast<int>(args.q.shape[2] / kChunk),
-                         .nope_chunks = static_cast<int>(k.shape[2] / kChunk),
+                         .nope_chunks = static_cast<int>(mha_keys(args).shape[2] / kChunk),
                          .v_chunks = static_cast<int>(args.v.shape[2] / kChunk),
                          .scale_log2 = scale_log2,
-                         .slack = kSlackLog2 / scale_log2,
-                         .out = args.out.data,
-                         .out_strides = {args.out.strides[0], args.out.strides[1]},
-                         .bf16_out = args.out.dtype == DType::kBFloat16,
-                         .lse = strided2<float>(args.lse)};
+                         .slack = kSlackLog2 / scale_log2};
   return launch("cuda/mha_mma", mha_mma_kernel<S>, device, where,
                 {.grid = dim3(static_cast<unsigned>(tiles_max * num_heads)),
                  .block = dim3(kThreads),

@@ -31,26 +31,17 @@ constexpr int kKeysPerThread = kTileKeys / kThreadsPerRow;
 
 template <class T>
 struct Params {
-  MhaSequences sequences;
-  Strided3<const T> q;
-  Strided3<const T> k;       // [Tk, H, d_nope], or fused with d_nope = d_qk
-  Strided2<const T> k_rope;  // [Tk, d_qk - d_nope]
-  Strided3<const T> v;
-  int num_heads;
+  MhaInputs<T> in;
   int num_chunks;
   int d_qk;
   int d_nope;
   int d_v;
   float softmax_scale;
-  void* out;
-  int64_t out_strides[2];
-  bool bf16_out;
-  Strided2<float> lse;
 };
 
 template <class T>
 __device__ float load_key(const Params<T>& p, int64_t row, int head, int i) {
-  return load_float(i < p.d_nope ? p.k.row(row, head)[i] : p.k_rope.row(row)[i - p.d_nope]);
+  return load_float(i < p.d_nope ? p.in.k.row(row, head)[i] : p.in.k_rope.row(row)[i - p.d_nope]);
 }
 
 template <class T>
@@ -64,15 +55,15 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
   pdl_wait();
   pdl_launch_dependents();
   const int chunk = static_cast<int>(blockIdx.x) % p.num_chunks;
-  const int head = static_cast<int>(blockIdx.x) / p.num_chunks % p.num_heads;
+  const int head = static_cast<int>(blockIdx.x) / p.num_chunks % p.in.num_heads;
   MhaTile tile;
-  if (!find_tile(p.sequences, static_cast<int64_t>(blockIdx.x) / p.num_chunks / p.num_heads,
+  if (!find_tile(p.in.sequences, static_cast<int64_t>(blockIdx.x) / p.num_chunks / p.in.num_heads,
                  kTileRows, &tile)) {
     return;
   }
   const int64_t q_row = int64_t{tile.q_begin} + tile.query;
   const int rows = min(kTileRows, tile.q_count - tile.query);
-  const int key_end = tile_keys(p.sequences, tile, kTileRows);
+  const int key_end = tile_keys(p.in.sequences, tile, kTileRows);
   const int score_key = thread_idx % kTileKeys;
   const int score_row = thread_idx / kTileKeys * kRowsPerThread;
   const int softmax_row = thread_idx / kThreadsPerRow;
@@ -84,12 +75,13 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
   for (int key = 0; key < key_end; key += kTileKeys) {
     uint32_t bits = 0;
     if (thread_idx < kTileRows) {
-      bits = low_bits(visible_keys(p.sequences, tile, thread_idx) - key);
-      if (p.sequences.mask != nullptr && bits != 0) {
-        const int32_t* row = p.sequences.mask + (q_row + thread_idx) * p.sequences.mask_stride;
+      bits = low_bits(visible_keys(p.in.sequences, tile, thread_idx) - key);
+      if (p.in.sequences.mask != nullptr && bits != 0) {
+        const int32_t* row =
+            p.in.sequences.mask + (q_row + thread_idx) * p.in.sequences.mask_stride;
         const uint32_t bit = tile.key_start + static_cast<uint32_t>(key);
-        bits &= __funnelshift_r(mask_word(p.sequences, row, bit >> 5),
-                                mask_word(p.sequences, row, (bit >> 5) + 1), bit & 31);
+        bits &= __funnelshift_r(mask_word(p.in.sequences, row, bit >> 5),
+                                mask_word(p.in.sequences, row, (bit >> 5) + 1), bit & 31);
       }
       kept[thread_idx] = bits;
     }
@@ -101,8 +93,9 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
       for (int i = thread_idx; i < kTileRows * kSlice; i += kThreads) {
         const int row = i / kSlice;
         const int column = begin + i % kSlice;
-        queries[row][i % kSlice] =
-            row < rows && column < p.d_qk ? load_float(p.q.row(q_row + row, head)[column]) : 0.0f;
+        queries[row][i % kSlice] = row < rows && column < p.d_qk
+                                       ? load_float(p.in.q.row(q_row + row, head)[column])
+                                       : 0.0f;
       }
       for (int i = thread_idx; i < kTileKeys * kSlice; i += kThreads) {
         const int row = key + i / kSlice;
@@ -158,7 +151,7 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
         }
         const int num_keys = min(kTileKeys, key_end - key);
         for (int k = 0; k < num_keys; ++k) {
-          const float value = load_float(p.v.row(int64_t{tile.k_begin} + key + k, head)[column]);
+          const float value = load_float(p.in.v.row(int64_t{tile.k_begin} + key + k, head)[column]);
 #pragma unroll
           for (int r = 0; r < kTileRows; ++r) {
             acc[c][r] = fmaf(weights[k][r], value, acc[c][r]);
@@ -173,8 +166,8 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
   if (softmax_key == 0) {
     const bool empty = sum == 0.0f;
     factors[softmax_row] = empty ? 0.0f : 1.0f / sum;
-    if (p.lse && chunk == 0 && softmax_row < rows) {
-      p.lse(q_row + softmax_row, head) = empty ? -INFINITY : max_score + logf(sum);
+    if (p.in.lse && chunk == 0 && softmax_row < rows) {
+      p.in.lse(q_row + softmax_row, head) = empty ? -INFINITY : max_score + logf(sum);
     }
   }
   __syncthreads();
@@ -184,12 +177,12 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
 #pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
       if (column < p.d_v && r < rows) {
-        const int64_t at = (q_row + r) * p.out_strides[0] + head * p.out_strides[1] + column;
+        const int64_t at = (q_row + r) * p.in.out_strides[0] + head * p.in.out_strides[1] + column;
         const float value = acc[c][r] * factors[r];
-        if (p.bf16_out) {
-          static_cast<Bf16*>(p.out)[at] = from_float<Bf16>(value);
+        if (p.in.bf16_out) {
+          static_cast<Bf16*>(p.in.out)[at] = from_float<Bf16>(value);
         } else {
-          static_cast<float*>(p.out)[at] = value;
+          static_cast<float*>(p.in.out)[at] = value;
         }
       }
     }
@@ -198,27 +191,15 @@ __global__ __launch_bounds__(kThreads) void mha_simt_kernel(const __grid_constan
 
 template <class T>
 Status run_typed(const MhaArgs& args, const DeviceInfo& device, const Launch& where) {
-  const bool split = args.k.empty();
-  const ConstTensorView& k = split ? args.k_nope : args.k;
   const Params<T> params = {
-      .sequences = mha_sequences(args),
-      .q = strided3<const T>(args.q),
-      .k = strided3<const T>(k),
-      .k_rope = strided2<const T>(args.k_rope),
-      .v = strided3<const T>(args.v),
-      .num_heads = static_cast<int>(args.q.shape[1]),
+      .in = mha_inputs<T>(args),
       // Without columns one block a tile still writes the LSE.
       .num_chunks = static_cast<int>(std::max<int64_t>(1, ceil_div(args.v.shape[2], kChunk))),
       .d_qk = static_cast<int>(args.q.shape[2]),
-      .d_nope = static_cast<int>(k.shape[2]),
+      .d_nope = static_cast<int>(mha_keys(args).shape[2]),
       .d_v = static_cast<int>(args.v.shape[2]),
-      .softmax_scale = static_cast<float>(args.softmax_scale),
-      .out = args.out.data,
-      .out_strides = {args.out.strides[0], args.out.strides[1]},
-      .bf16_out = args.out.dtype == DType::kBFloat16,
-      .lse = strided2<float>(args.lse)};
-  const int64_t blocks =
-      mha_tiles_max(args, params.sequences, kTileRows) * params.num_heads * params.num_chunks;
+      .softmax_scale = static_cast<float>(args.softmax_scale)};
+  const int64_t blocks = mha_tiles_max(args, kTileRows) * args.q.shape[1] * params.num_chunks;
   return launch("cuda/mha_simt", mha_simt_kernel<T>, device, where,
                 {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .pdl = true},
                 params);

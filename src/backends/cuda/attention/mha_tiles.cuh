@@ -26,6 +26,21 @@ struct MhaSequences {
   Strided1<const int32_t> key_start;
 };
 
+// What both kernels are given, with keys and values of type T.
+template <class T>
+struct MhaInputs {
+  MhaSequences sequences;
+  Strided3<const T> q;
+  Strided3<const T> k;       // [Tk, H, d_nope], or fused with d_nope = d_qk
+  Strided2<const T> k_rope;  // [Tk, d_qk - d_nope]
+  Strided3<const T> v;
+  int num_heads;
+  void* out;
+  int64_t out_strides[2];
+  bool bf16_out;
+  Strided2<float> lse;
+};
+
 // A tile of query rows of one sequence.
 struct MhaTile {
   int q_begin;  // the sequence's rows
@@ -149,13 +164,32 @@ inline MhaSequences mha_sequences(const MhaArgs& args) {
           .key_start = strided1<const int32_t>(args.key_start)};
 }
 
+// The keys with a head each: fused, or the part of a split key that heads do not share.
+inline const ConstTensorView& mha_keys(const MhaArgs& args) {
+  return args.k.empty() ? args.k_nope : args.k;
+}
+
+template <class T>
+MhaInputs<T> mha_inputs(const MhaArgs& args) {
+  return {.sequences = mha_sequences(args),
+          .q = strided3<const T>(args.q),
+          .k = strided3<const T>(mha_keys(args)),
+          .k_rope = strided2<const T>(args.k_rope),
+          .v = strided3<const T>(args.v),
+          .num_heads = static_cast<int>(args.q.shape[1]),
+          .out = args.out.data,
+          .out_strides = {args.out.strides[0], args.out.strides[1]},
+          .bf16_out = args.out.dtype == DType::kBFloat16,
+          .lse = strided2<float>(args.lse)};
+}
+
 // Upper bound of the tiles of all sequences, from what the host knows.
-inline int64_t mha_tiles_max(const MhaArgs& args, const MhaSequences& sequences,
-                             int64_t tile_rows) {
+inline int64_t mha_tiles_max(const MhaArgs& args, int64_t tile_rows) {
   const int64_t rows = args.q.shape[0];
   const int64_t longest = args.seqlen_q_max < 0 ? rows : std::min<int64_t>(rows, args.seqlen_q_max);
-  return std::min(sequences.num_sequences * ceil_div(longest, tile_rows),
-                  rows / tile_rows + sequences.num_sequences);
+  const int64_t sequences =
+      args.cu_seqlens_q.empty() ? args.seqlens_q.shape[0] : args.cu_seqlens_q.shape[0] - 1;
+  return std::min(sequences * ceil_div(longest, tile_rows), rows / tile_rows + sequences);
 }
 
 }  // namespace lacuna::cuda

@@ -102,4 +102,20 @@ __device__ inline void store_out(const SparseMlaParams& p, int64_t at, float val
   }
 }
 
+// Four neighbouring columns of `sums` times `factor`, from element `at` on.
+__device__ inline void store_four(const SparseMlaParams& p, int64_t at, float4 sums, float factor) {
+  const float outs[4] = {
+      factor == 0.0f ? 0.0f : sums.x * factor, factor == 0.0f ? 0.0f : sums.y * factor,
+      factor == 0.0f ? 0.0f : sums.z * factor, factor == 0.0f ? 0.0f : sums.w * factor};
+  if (p.out_dtype == DType::kBFloat16 && is_aligned(static_cast<const Bf16*>(p.out) + at, 8)) {
+    *reinterpret_cast<uint2*>(static_cast<Bf16*>(p.out) + at) = {pack_bf16(outs[0], outs[1]),
+                                                                 pack_bf16(outs[2], outs[3])};
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    store_out(p, at + i, outs[i]);
+  }
+}
+
 }  // namespace lacuna::cuda

@@ -102,6 +102,7 @@ struct SparseMlaParams {
   DType q_dtype;
   DType out_dtype;
   int64_t num_rows;
+  bool batch_invariant;
 
   // The cut: by a schedule, or the same for every row.
   const int4* schedule;

@@ -2,14 +2,18 @@
 // 64 or none, bf16 queries, caches of bf16 or fp8_ds_mla. Memory-bound: what counts is that the
 // gather never stops.
 //
-// A block of 8 warps takes 16 heads and a split of one row's list. Tiles of 32 keys come by 16-byte
-// asynchronous copies, the next while this one is used, into slabs of 64 columns: key k of slab s
-// lies at s * 4096 + k * 128, its 16-byte chunk c at place c ^ (k & 7), so that neither the copies
-// nor ldmatrix meet a bank twice. Of a tile
-//   scores: warp (g, half) multiplies columns [128 g, 128 g + 128) of the latent and 16 of the rope
-//     by 16 keys, with its query fragments in registers; the four column groups meet in shared
-//     memory. A group is one scale block of fp8_ds_mla, so the scales multiply float32 sums and
-//     every e4m3 value goes through bf16 exactly.
+// A block takes 16 heads and a split of one row's list. It is two teams of 8 warps where its shared
+// memory has room for them, else one; the teams take turns at the tiles of 32 keys, each with its
+// own softmax, and join at the end. Tiles come by 16-byte asynchronous copies, two ahead, into
+// slabs of 64 columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at place
+// c ^ (k & 7), so that neither the copies nor ldmatrix meet a bank twice. Of a tile
+//   copies: warp w of the team brings slab w and a part of the rope for its pair, so that it
+//   refills
+//     its slab as soon as it has used it, and tiles are awaited by pairs of warps.
+//   scores: the pair g of warps 2 g and 2 g + 1 multiplies columns [128 g, 128 g + 128) of the
+//     latent and 16 of the rope, a warp by 16 keys, with its query fragments in registers; the four
+//     column groups meet in shared memory. A group is one scale block of fp8_ds_mla, so the scales
+//     multiply float32 sums and every e4m3 value goes through bf16 exactly.
 //   softmax: a warp two heads, a lane a key; running maximum and sum stay in registers.
 //   output: warp w owns columns [64 w, 64 w + 64), which is slab w, for all 16 heads. A weight is
 //     two bf16 numbers, what it rounds to and what is then left: one alone would be off by 2^-9,
@@ -27,15 +31,19 @@
 namespace lacuna::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kTeamThreads = 256;
 constexpr int kHeads = static_cast<int>(kPlanHeads);
-constexpr int kTileKeys = static_cast<int>(kSplitKeys);
+constexpr int kTileKeys = kWarp;  // softmax: a lane a key
 constexpr int kLatent = 512;
 constexpr int kRope = 64;
 constexpr int kSlabBytes = kTileKeys * 128;
-constexpr int kLatentSlabs = kLatent / 64;
+constexpr int kLatentSlabs = kLatent / 64;  // one a warp
+constexpr int kQuerySlabBytes = kHeads * 128;
 constexpr int kStages = 2;
-constexpr int kColumnGroups = 4;
+constexpr int kScaleStages = 4;
+// Floats from one head's sums to the next: pairs of columns of four heads meet no bank twice.
+constexpr int kSumPitch = kLatent + 8;
+constexpr int kColumnGroups = 4;                            // one a pair of warps
 constexpr int kLatentSteps = kLatent / kColumnGroups / 16;  // of 16 columns
 constexpr float kLog2E = 1.44269504088896341f;
 // Floats from one head's scores to the next: the 8 x 8 corners that a warp stores at once then fall
@@ -43,35 +51,54 @@ constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kScorePitch = kTileKeys + 8;
 // Bytes from one head's bf16 weights to the next, for ldmatrix without conflicts.
 constexpr int kWeightPitch = 2 * kTileKeys + 16;
-constexpr int kFp8Bytes = static_cast<int>(kFp8DsMlaRowBytes);
+static_assert(kSplitKeys % kTileKeys == 0);
 
-// With fp8_ds_mla two blocks an SM only where it was looked at: sm_80, sm_86, sm_89 and sm_120 have
-// no shared memory for two, and elsewhere their registers would spill.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ != 900
-constexpr int kFp8BlocksPerSm = 1;
+// Two teams where a block may have 227 KB: sm_90 and the families of sm_100 and sm_110.
+constexpr bool has_two_teams(int compute_capability) {
+  return compute_capability >= 90 && compute_capability < 120;
+}
+#if defined(__CUDA_ARCH__)
+constexpr int kTeamsMax = has_two_teams(__CUDA_ARCH__ / 10) ? 2 : 1;
 #else
-constexpr int kFp8BlocksPerSm = 2;
+constexpr int kTeamsMax = 2;
 #endif
 
-template <bool kFp8, bool kHasRope>
+// What a block keeps for later where registers are short.
+struct Kept {
+  int32_t slot;  // of the task
+  int32_t first_head;
+};
+
+// A team's shared memory.
+template <bool kFp8, bool kHasRope, int kTeams>
 struct Layout {
-  static constexpr int kTileBytes = (kLatentSlabs + (kHasRope ? 1 : 0)) * kSlabBytes;
-  // What the copies fill: tiles as they are, or raw records of which one tile is made.
-  static constexpr int kStageBytes = kFp8 ? kTileKeys * kFp8Bytes : kTileBytes;
+  static constexpr int kRopeBytes = kHasRope ? kSlabBytes : 0;
+  static constexpr int kTileBytes = kLatentSlabs * kSlabBytes + kRopeBytes;
+  // What the copies fill: tiles as they are; or slabs of e4m3 values, of which the slabs of one
+  // tile are made, ropes and scales.
+  static constexpr int kStageBytes = kFp8 ? kLatentSlabs * kSlabBytes / 2 : kTileBytes;
   static constexpr int kTileAt = kFp8 ? kStages * kStageBytes : 0;
-  static constexpr int kScoresAt = kStages * kStageBytes + (kFp8 ? kTileBytes : 0);
+  static constexpr int kRopeAt = kTileAt + kLatentSlabs * kSlabBytes;
+  static constexpr int kScalesAt = kFp8 ? kRopeAt + kStages * kRopeBytes : kStages * kStageBytes;
+  static constexpr int kScoresAt =
+      kScalesAt + (kFp8 ? 4 * kScaleStages * kColumnGroups * kTileKeys : 0);
   static constexpr int kWeightsAt = kScoresAt + 4 * kColumnGroups * kHeads * kScorePitch;
   static constexpr int kRescalesAt =
       kWeightsAt + (kFp8 ? 4 * kHeads * kScorePitch : 2 * kHeads * kWeightPitch);
-  static constexpr int kValidAt = kRescalesAt + 4 * kHeads;
+  static constexpr int kStatesAt = kRescalesAt + 4 * kHeads;
   // Fragments of the query, 16 bytes a thread, for which there are no registers: the last latent
   // steps, then the rope.
-  static constexpr int kParkedSteps = !kFp8 ? 0 : kHasRope ? 1 : 2;
-  static constexpr int kQueryAt = kValidAt + 4 * kStages * kTileKeys;
-  static constexpr int kBytes = kQueryAt + 16 * kThreads * (kParkedSteps + (kHasRope ? 1 : 0));
+  static constexpr int kParkedSteps = kFp8 ? kTeams + 1 : kTeams;
+  static constexpr int kQueryAt = kStatesAt + 8 * kHeads;
+  static constexpr int kKeptAt = kQueryAt + 16 * kTeamThreads * (kParkedSteps + (kHasRope ? 1 : 0));
+  static constexpr int kBytes = (kKeptAt + static_cast<int>(sizeof(Kept)) + 127) / 128 * 128;
+  static_assert(4 * kHeads * kSumPitch <= kScoresAt);
+  static_assert(kQueryAt % 16 == 0 && kScoresAt % 128 == 0);
+  // The query comes through where scores and weights are later.
+  static_assert(kScoresAt + kTileBytes / kTileKeys * kHeads <= kKeptAt);
 };
-static_assert(Layout<true, true>::kTileAt % 128 == 0);
-static_assert(Layout<true, true>::kBytes <= 99 * 1024, "GPUs of sm_86, sm_89 and sm_120 run this");
+static_assert(Layout<true, true, 1>::kBytes <= 99 * 1024,
+              "GPUs of sm_86, sm_89 and sm_120 run this");
 
 __device__ float exp2_fast(float x) {
   float y;
@@ -79,112 +106,154 @@ __device__ float exp2_fast(float x) {
   return y;
 }
 
+// The largest of a warp's values, of which NaN is none.
+__device__ float max_of_warp(float x) {
+  // Signed integers in the order of the floats.
+  const auto mirror = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
+  const int bits = mirror(__float_as_int(fmaxf(x, kMinusInfinity)));
+  return __int_as_float(mirror(__reduce_max_sync(0xffffffffu, bits)));
+}
+
+// The threads of the calling one's group of kThreads meet. The barrier's number is worked out each
+// time: registers are what is short. Barrier 0 is __syncthreads().
+template <int kThreads, int kFirstBarrier>
+__device__ void sync_group() {
+  asm volatile(
+      "{\n\t.reg .u32 id;\n\tmov.u32 id, %%tid.x;\n\tshr.u32 id, id, %0;\n\t"
+      "add.u32 id, id, %1;\n\tbar.sync id, %2;\n\t}" ::"n"(kThreads == 64 ? 6 : 8),
+      "n"(kFirstBarrier), "n"(kThreads)
+      : "memory");
+}
+
 // Where 16-byte chunk `chunk` (of 8 columns) of a key lies in a slab. Chunk 2 i + chunk is then at
 // chunk_at(key, chunk) ^ (i << 5).
 __device__ uint32_t chunk_at(int key, int chunk) { return key * 128 + ((chunk ^ (key & 7)) << 4); }
 
-// The gather: 8 threads a key. Entries are read two tiles ahead and translated one tile ahead, so
-// that no copy waits for its address.
-template <bool kFp8, bool kHasRope>
+// A warp's part of the gather. A lane knows where key `lane` of a tile lies; entries are read two
+// tiles before their copies and translated one before, so that no copy waits for its address.
+template <bool kFp8, bool kHasRope, int kTeams>
 class Gather {
  public:
-  using Smem = Layout<kFp8, kHasRope>;
+  using Smem = Layout<kFp8, kHasRope, kTeams>;
 
-  __device__ Gather(const SparseMlaParams& p, const SplitTask& task, uint32_t smem, char* generic)
+  __device__ Gather(const SparseMlaParams& p, const SplitTask& task, int team, uint32_t smem)
       : p_(p),
         queries_(task.row),
-        key_(static_cast<int>(threadIdx.x) / 8),
-        chunk_(static_cast<int>(threadIdx.x) % 8),
-        at_(task.begin + key_),
+        warp_(static_cast<int>(threadIdx.x) / kWarp % kLatentSlabs),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        at_(task.begin + team * kTileKeys + lane_),
         end_(task.end),
-        stages_(smem),
-        valid_(reinterpret_cast<int*>(generic + Smem::kValidAt)) {
-    row_ = cached_row(p_, request_of(p_, queries_), read_entry());
-    at_ += kTileKeys;
-    next_entry_ = read_entry();
+        smem_(smem) {
+    row_ = read_entry();
+    entry_ = read_entry();
   }
 
-  // Starts the copies of the next tile into `stage`.
-  __device__ void issue(int stage) {
-    const bool valid = row_ >= 0;
-    // Nothing is read through the address of an invalid key.
-    const char* from = valid ? p_.kv + static_cast<int64_t>(row_) * p_.row_bytes
-                             : static_cast<const char*>(p_.q_nope);
+  // The first entry, once.
+  __device__ void translate() { row_ = cached_row(p_, request_of(p_, queries_), row_); }
+
+  // Whether the key of this lane, of the tile that is copied next, is to be attended to.
+  __device__ bool is_valid() const { return row_ >= 0; }
+
+  // Starts the copies of the warp's slab of the next tile.
+  __device__ void copy_slab(int stage) {
     if constexpr (kFp8) {
-      const uint32_t to = stages_ + stage * Smem::kStageBytes + key_ * kFp8Bytes;
-      constexpr int kChunks = (kHasRope ? kFp8Bytes : static_cast<int>(kFp8DsMlaRopeOffset)) / 16;
-#pragma unroll
-      for (int i = 0; i < (kChunks + 7) / 8; ++i) {
-        const int chunk = i * 8 + chunk_;
-        if (chunk < kChunks) {
-          cp_async_16(to + chunk * 16, from + chunk * 16, valid);
-        }
+      // The 64 bytes of a key by four lanes, which widen what they brought.
+      const uint32_t to = smem_ + stage * Smem::kStageBytes + warp_ * (kSlabBytes / 2) + lane_ * 16;
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        copy_16(to + i * 512, __shfl_sync(0xffffffffu, row_, lane_ / 4 + 8 * i),
+                warp_ * 64 + lane_ % 4 * 16);
       }
     } else {
-      const uint32_t to = stages_ + stage * Smem::kStageBytes + chunk_at(key_, chunk_);
+      // The 128 bytes of a key by eight lanes: chunk_at(8 (lane / 8) + i, lane % 8).
+      const uint32_t to = smem_ + stage * Smem::kStageBytes + warp_ * kSlabBytes +
+                          lane_ / 8 * 1024 + lane_ % 8 * 16;
 #pragma unroll
-      for (int slab = 0; slab < Smem::kTileBytes / kSlabBytes; ++slab) {
-        cp_async_16(to + slab * kSlabBytes, from + slab * 128 + chunk_ * 16, valid);
+      for (int i = 0; i < 8; ++i) {
+        copy_16((to ^ (i << 4)) + i * 128, __shfl_sync(0xffffffffu, row_, i, 8),
+                warp_ * 128 + lane_ % 8 * 16);
       }
     }
-    cp_async_commit();
-    if (chunk_ == 0) {
-      valid_[stage * kTileKeys + key_] = valid;
+  }
+
+  // And of what the pair shares: 32 bytes of each key's rope, a warp those of 16 keys; the scales
+  // of its column group.
+  __device__ void copy_shared(int stage, int scale_stage) {
+    if constexpr (kHasRope) {
+      const int key = warp_ % 2 * 16 + lane_ / 2;
+      const int chunk = warp_ / 2 * 2 + lane_ % 2;
+      constexpr int kOffset = kFp8 ? static_cast<int>(kFp8DsMlaRopeOffset) : 2 * kLatent;
+      copy_16(smem_ + Smem::kRopeAt + stage * (kFp8 ? kSlabBytes : Smem::kStageBytes) +
+                  chunk_at(key, chunk),
+              __shfl_sync(0xffffffffu, row_, key), kOffset + chunk * 16);
     }
-    row_ = cached_row(p_, request_of(p_, queries_), next_entry_);
-    at_ += kTileKeys;
-    next_entry_ = read_entry();
+    if constexpr (kFp8) {
+      if (warp_ % 2 == 0) {
+        const int group = warp_ / 2;
+        cp_async_4(smem_ + Smem::kScalesAt +
+                       4 * ((scale_stage * kColumnGroups + group) * kTileKeys + lane_),
+                   address(row_, static_cast<int>(kFp8DsMlaScaleOffset) + 4 * group), row_ >= 0);
+      }
+    }
+  }
+
+  // To the next tile; `entry` is that of the one after it.
+  __device__ void advance(int32_t entry) {
+    row_ = cached_row(p_, request_of(p_, queries_), entry_);
+    entry_ = entry;
+  }
+
+  // The list's address and its request are worked out again each time: registers are what is short.
+  __device__ int32_t read_entry() {
+    const int32_t entry = at_ < end_ ? __ldcg(p_.indices.row(queries_) + at_) : -1;
+    at_ += kTeams * kTileKeys;
+    return entry;
   }
 
  private:
-  // The list's address and its request are worked out again each time: registers are what is short.
-  __device__ int32_t read_entry() const {
-    return at_ < end_ ? __ldcg(p_.indices.row(queries_) + at_) : -1;
+  __device__ const char* address(int32_t row, int offset) const {
+    // Of the first row for an invalid key: nothing is read through it.
+    const auto valid_row = static_cast<uint32_t>(max(row, 0));
+    return p_.kv + offset + uint64_t{valid_row} * static_cast<uint32_t>(p_.row_bytes);
+  }
+  // The place of an invalid key is filled with zeros.
+  __device__ void copy_16(uint32_t to, int32_t row, int offset) const {
+    cp_async_16(to, address(row, offset), row >= 0);
   }
 
   const SparseMlaParams& p_;
   const int32_t queries_;
-  const int key_;
-  const int chunk_;
+  const int warp_;  // of the team
+  const int lane_;
   int32_t at_;  // lists are shorter than 2^31
   const int32_t end_;
-  const uint32_t stages_;
-  int* const valid_;
-  int32_t row_;  // of the tile that is copied next
-  int32_t next_entry_;
+  const uint32_t smem_;
+  int32_t row_;    // of the tile that is copied next
+  int32_t entry_;  // of the tile after it
 };
 
-// Raw records to a tile of bf16: e4m3 values exactly and without their scales, rope as it is.
-template <bool kHasRope>
-__device__ void widen_fp8(const char* records, char* tile) {
-  const int key = static_cast<int>(threadIdx.x) / 8;
-  const int lane = static_cast<int>(threadIdx.x) % 8;
-  const char* record = records + key * kFp8Bytes;
-  char* row = tile + key * 128;
-  // Chunk c of 16 values makes chunks 2c and 2c + 1 of slab c / 4. The eight lanes of a key write
-  // to different banks. Not unrolled: the registers hold the query and the output.
+// A warp's slab of e4m3 values to one of bf16, exactly and without the scales. A lane widens what
+// it copied.
+__device__ inline void widen_slab(const char* raw, char* slab) {
+  const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
+  // Not unrolled: the registers hold the query and the output.
 #pragma unroll 1
-  for (int i = 0; i < kLatent / 16 / 8; ++i) {
-    const int chunk = i * 8 + lane;
-    const uint4 raw = *reinterpret_cast<const uint4*>(record + chunk * 16);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+  for (int i = 0; i < 4; ++i) {
+    const int key = lane_idx / 4 + 8 * i;
+    const int chunk = lane_idx % 4 * 2;
+    const uint4 values = *reinterpret_cast<const uint4*>(raw + i * 512 + lane_idx * 16);
+    const uint32_t words[4] = {values.x, values.y, values.z, values.w};
     uint32_t pairs[8];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      const float4 values = unpack_fp8(words[w]);
-      pairs[2 * w] = pack_bf16(values.x, values.y);
-      pairs[2 * w + 1] = pack_bf16(values.z, values.w);
+      const float4 four = unpack_fp8(words[w]);
+      pairs[2 * w] = pack_bf16(four.x, four.y);
+      pairs[2 * w + 1] = pack_bf16(four.z, four.w);
     }
-    char* slab = row + chunk / 4 * kSlabBytes;
-    const int to = chunk % 4 * 2;
-    *reinterpret_cast<uint4*>(slab + ((to ^ (key & 7)) << 4)) = {pairs[0], pairs[1], pairs[2],
-                                                                 pairs[3]};
-    *reinterpret_cast<uint4*>(slab + (((to + 1) ^ (key & 7)) << 4)) = {pairs[4], pairs[5], pairs[6],
-                                                                       pairs[7]};
-  }
-  if constexpr (kHasRope) {
-    *reinterpret_cast<uint4*>(row + kLatentSlabs * kSlabBytes + ((lane ^ (key & 7)) << 4)) =
-        *reinterpret_cast<const uint4*>(record + kFp8DsMlaRopeOffset + lane * 16);
+    *reinterpret_cast<uint4*>(slab + chunk_at(key, chunk)) = {pairs[0], pairs[1], pairs[2],
+                                                              pairs[3]};
+    *reinterpret_cast<uint4*>(slab + chunk_at(key, chunk + 1)) = {pairs[4], pairs[5], pairs[6],
+                                                                  pairs[7]};
   }
 }
 
@@ -196,119 +265,127 @@ __device__ void unpark(const uint4* from, uint32_t (&fragment)[4]) {
   fragment[3] = words.w;
 }
 
-// Word w of lane t of a quad of lanes becomes word t of lane w.
-__device__ void transpose_quad(uint32_t (&words)[4]) {
-  const int lane_idx = static_cast<int>(threadIdx.x);
+__device__ void park(const uint32_t (&fragment)[4], uint4* to) {
+  *to = {fragment[0], fragment[1], fragment[2], fragment[3]};
+}
+
+// A team copies the query of 16 heads into slabs of 64 columns, the rope last; chunks lie as those
+// of keys do.
+template <bool kHasRope>
+__device__ void copy_query(const SparseMlaParams& p, int32_t row, int first_head, uint32_t to) {
+  const int thread = static_cast<int>(threadIdx.x) % kTeamThreads;
+  const int chunk = thread % 8;
+  const int head = thread / 8 % kHeads;
+  const int slab = thread / (8 * kHeads);  // and two on
+  const bool exists = first_head + head < p.num_heads;
+  const int64_t at = exists ? first_head + head : 0;
+  to += slab * kQuerySlabBytes + chunk_at(head, chunk);
+  const Bf16* from = static_cast<const Bf16*>(p.q_nope) + row * p.q_nope_strides[0] +
+                     at * p.q_nope_strides[1] + slab * 64 + chunk * 8;
 #pragma unroll
-  for (int bit = 1; bit <= 2; bit *= 2) {
-    const bool upper = (lane_idx & bit) != 0;
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const int first = bit == 1 ? 2 * pair : pair;
-      const uint32_t sent = upper ? words[first] : words[first + bit];
-      const uint32_t received = __shfl_xor_sync(0xffffffffu, sent, bit);
-      (upper ? words[first] : words[first + bit]) = received;
-    }
+  for (int i = 0; i < kLatentSlabs; i += 2) {
+    cp_async_16(to + i * kQuerySlabBytes, from + i * 64, exists);
+  }
+  if (kHasRope && slab == 0) {
+    cp_async_16(to + kLatentSlabs * kQuerySlabBytes,
+                static_cast<const Bf16*>(p.q_rope) + row * p.q_rope_strides[0] +
+                    at * p.q_rope_strides[1] + chunk * 8,
+                exists);
   }
 }
 
-// 16 bytes of the query a lane, then across the quad what the lane needs of its four chunks of 8
-// columns: the pair 2 t, 2 t + 1 of each.
-__device__ void load_query(const Bf16* from, uint32_t (&words)[4]) {
-  const uint4 chunk = from == nullptr ? uint4{} : *reinterpret_cast<const uint4*>(from);
-  words[0] = chunk.x;
-  words[1] = chunk.y;
-  words[2] = chunk.z;
-  words[3] = chunk.w;
-  transpose_quad(words);
-}
-
-template <bool kFp8, bool kHasRope>
-__global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_mla_mma_kernel(
-    const __grid_constant__ SparseMlaParams p) {
-  using Smem = Layout<kFp8, kHasRope>;
-  extern __shared__ __align__(128) char smem[];
-  const uint32_t smem_at = smem_address(smem);
-  const int warp_idx = static_cast<int>(threadIdx.x) / kWarp;
+template <bool kFp8, bool kHasRope, int kTeams>
+__global__ __launch_bounds__(
+    kTeams* kTeamThreads,
+    kTeams == 1 ? kTeamsMax
+                : 1) void sparse_mla_mma_kernel(const __grid_constant__ SparseMlaParams p) {
+  if constexpr (kTeams > kTeamsMax) {
+    return;  // never launched
+  }
+  using Smem = Layout<kFp8, kHasRope, kTeams>;
+  extern __shared__ __align__(128) char block_smem[];
+  const int team = kTeams == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeamThreads;
+  const int warp_idx = static_cast<int>(threadIdx.x) / kWarp % kLatentSlabs;  // of the team
   const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
   const int group_row = lane_idx / 4;  // of mma fragments
   const int group_column = lane_idx % 4;
   const int matrix = lane_idx / 8;  // of ldmatrix
   const int matrix_row = lane_idx % 8;
+  const int column_group = warp_idx / 2;
+  const int key_half = warp_idx % 2;
+  char* const smem = block_smem + team * Smem::kBytes;
+  const uint32_t smem_at = smem_address(smem);
 
+  const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
+  const int item = static_cast<int>(blockIdx.x) / head_blocks;
   pdl_wait();
   pdl_launch_dependents();
-  const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
-  const int first_head = static_cast<int>(blockIdx.x % head_blocks) * kHeads;
   SplitTask task;
-  if (!find_task(p, static_cast<int>(blockIdx.x / head_blocks), task)) {
+  if (!find_task(p, item, task)) {
     return;
   }
-  const int num_tiles =
+  const int block_tiles =
       task.end > task.begin ? (task.end - task.begin + kTileKeys - 1) / kTileKeys : 0;
-  Gather<kFp8, kHasRope> gather(p, task, smem_at, smem);
-  if (num_tiles > 0) {
-    gather.issue(0);
+  const int num_tiles = (block_tiles + kTeams - 1 - team) / kTeams;  // of the team
+  auto* const kept = reinterpret_cast<Kept*>(block_smem + Smem::kKeptAt);
+  const int first_head = (static_cast<int>(blockIdx.x) - item * head_blocks) * kHeads;
+  if (threadIdx.x == 0) {
+    *kept = {.slot = task.slot, .first_head = first_head};
   }
+  Gather<kFp8, kHasRope, kTeams> gather(p, task, team, smem_at);
+  const int32_t third_entry = gather.read_entry();
+  const uint32_t query_at = smem_at + Smem::kScoresAt;
+  copy_query<kHasRope>(p, task.row, first_head, query_at);
+  cp_async_commit();
+  gather.translate();
+  uint32_t valid_keys = gather.is_valid() ? 1 : 0;  // a bit a tile, the last copied one lowest
+  if (num_tiles > 0) {
+    gather.copy_slab(0);
+    gather.copy_shared(0, 0);
+    gather.advance(third_entry);
+  }
+  cp_async_commit();
 
   // Query fragments of the warp's columns: a[0..3] of each step of 16.
-  const int column_group = warp_idx % kColumnGroups;
-  const int key_half = warp_idx / kColumnGroups;
   constexpr int kHeldSteps = kLatentSteps - Smem::kParkedSteps;
-  uint32_t query[kHeldSteps][4];
-  uint4* parked_query = reinterpret_cast<uint4*>(smem + Smem::kQueryAt) + threadIdx.x;
+  uint32_t query[kLatentSteps][4];
+  uint32_t rope_fragment[4];
+  cp_async_wait<1>();
+  sync_group<kTeamThreads, 1>();
   {
-    const Bf16* rows[2];
-    const Bf16* rope_rows[2];
+    const uint32_t from = query_at + chunk_at(matrix % 2 * 8 + matrix_row, matrix / 2);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int head = first_head + group_row + 8 * i;
-      const bool exists = head < p.num_heads;
-      rows[i] = exists ? static_cast<const Bf16*>(p.q_nope) + task.row * p.q_nope_strides[0] +
-                             head * p.q_nope_strides[1]
-                       : nullptr;
-      rope_rows[i] = exists ? static_cast<const Bf16*>(p.q_rope) + task.row * p.q_rope_strides[0] +
-                                  head * p.q_rope_strides[1]
-                            : nullptr;
-    }
-    // Loads of whole 64-byte pieces: pairs one by one would keep L1 busy for longer than the keys
-    // take to come.
-    const int column = column_group * 128 + 8 * group_column;
-#pragma unroll
-    for (int step = 0; step < kLatentSteps; step += 2) {
-      uint32_t words[2][4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        load_query(rows[i] == nullptr ? nullptr : rows[i] + column + step * 16, words[i]);
-      }
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        if (step + s < kHeldSteps) {
-          query[step + s][0] = words[0][2 * s];
-          query[step + s][1] = words[1][2 * s];
-          query[step + s][2] = words[0][2 * s + 1];
-          query[step + s][3] = words[1][2 * s + 1];
-        } else {
-          parked_query[(step + s - kHeldSteps) * kThreads] = {
-              words[0][2 * s], words[1][2 * s], words[0][2 * s + 1], words[1][2 * s + 1]};
-        }
-      }
+    for (int step = 0; step < kLatentSteps; ++step) {
+      ldmatrix_x4(query[step],
+                  (from ^ (step % 4 << 5)) + (2 * column_group + step / 4) * kQuerySlabBytes);
     }
     if constexpr (kHasRope) {
-      // The two chunks of either row.
-      const Bf16* row = group_column < 2 ? rope_rows[0] : rope_rows[1];
-      uint32_t words[4];
-      load_query(row == nullptr ? nullptr : row + column_group * 16 + group_column % 2 * 8, words);
-      parked_query[Smem::kParkedSteps * kThreads] = {words[0], words[2], words[1], words[3]};
+      ldmatrix_x4(rope_fragment, (from ^ (column_group << 5)) + kLatentSlabs * kQuerySlabBytes);
     }
   }
+  sync_group<kTeamThreads, 1>();  // scores come where the query was
+  uint4* parked_query =
+      reinterpret_cast<uint4*>(smem + Smem::kQueryAt) + threadIdx.x % kTeamThreads;
+#pragma unroll
+  for (int step = kHeldSteps; step < kLatentSteps; ++step) {
+    park(query[step], parked_query + (step - kHeldSteps) * kTeamThreads);
+  }
+  if constexpr (kHasRope) {
+    park(rope_fragment, parked_query + Smem::kParkedSteps * kTeamThreads);
+  }
+  // Only now, so that the query does not wait behind these.
+  valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
+  if (num_tiles > 1) {
+    gather.copy_slab(1);
+    gather.copy_shared(1, 1);
+    gather.advance(gather.read_entry());
+  }
+  cp_async_commit();
 
   // Where ldmatrix reads: keys for the scores, values (the warp's slab) for the output.
-  const uint32_t keys_at = smem_at + Smem::kTileAt + 2 * column_group * kSlabBytes +
-                           chunk_at(key_half * 16 + matrix / 2 * 8 + matrix_row, matrix % 2);
-  const uint32_t rope_at =
-      smem_at + Smem::kTileAt + kLatentSlabs * kSlabBytes +
-      chunk_at(key_half * 16 + matrix / 2 * 8 + matrix_row, column_group * 2 + matrix % 2);
+  const uint32_t key_at = chunk_at(key_half * 16 + matrix / 2 * 8 + matrix_row, matrix % 2);
+  const uint32_t keys_at = smem_at + Smem::kTileAt + 2 * column_group * kSlabBytes + key_at;
+  const uint32_t rope_at = smem_at + Smem::kRopeAt + (key_at ^ (column_group << 5));
   const uint32_t values_at = smem_at + Smem::kTileAt + warp_idx * kSlabBytes +
                              chunk_at(matrix % 2 * 8 + matrix_row, matrix / 2);
 
@@ -320,17 +397,23 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
 #pragma unroll 1
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int stage = tile % kStages;
-    cp_async_wait<0>();
-    __syncthreads();  // this tile has come, and the last one has been used
-    if (tile + 1 < num_tiles) {
-      gather.issue(stage ^ 1);
-    }
-    const char* records = smem + stage * Smem::kStageBytes;
     const uint32_t tile_at = kFp8 ? 0 : stage * Smem::kStageBytes;
-    if constexpr (kFp8) {
-      widen_fp8<kHasRope>(records, smem + Smem::kTileAt);
-      __syncthreads();
+    const float* scales = reinterpret_cast<const float*>(smem + Smem::kScalesAt) +
+                          (tile % kScaleStages * kColumnGroups + column_group) * kTileKeys;
+    // The second tile, and with fp8_ds_mla every next one, may still be on its way.
+    if (kFp8 || tile == 0) {
+      cp_async_wait<1>();
+    } else {
+      cp_async_wait<0>();
     }
+    if constexpr (kFp8) {
+      widen_slab(smem + stage * Smem::kStageBytes + warp_idx * (kSlabBytes / 2),
+                 smem + Smem::kTileAt + warp_idx * kSlabBytes);
+      if (tile + kStages < num_tiles) {
+        gather.copy_slab(stage);
+      }
+    }
+    sync_group<2 * kWarp, 1 + kTeams>();  // the pair's part of the tile has come
 
     // Scores of 16 heads by 16 keys over the warp's columns.
     {
@@ -341,7 +424,7 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
         ldmatrix_x4(keys, ((tile_at + keys_at) ^ (step % 4 << 5)) + step / 4 * kSlabBytes);
         uint32_t parked[4];
         if (step >= kHeldSteps) {
-          unpark(parked_query + (step - kHeldSteps) * kThreads, parked);
+          unpark(parked_query + (step - kHeldSteps) * kTeamThreads, parked);
         }
         mma_16816(latent_part[0], step < kHeldSteps ? query[step] : parked, keys[0], keys[1]);
         mma_16816(latent_part[1], step < kHeldSteps ? query[step] : parked, keys[2], keys[3]);
@@ -352,19 +435,17 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
       uint32_t rope_keys[4];
       uint32_t rope_query[4];
       if constexpr (kHasRope) {
-        unpark(parked_query + Smem::kParkedSteps * kThreads, rope_query);
-        ldmatrix_x4(rope_keys, tile_at + rope_at);
+        unpark(parked_query + Smem::kParkedSteps * kTeamThreads, rope_query);
+        ldmatrix_x4(rope_keys, rope_at + stage * (kFp8 ? kSlabBytes : Smem::kStageBytes));
       }
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const int column = key_half * 16 + n * 8 + 2 * group_column;
         float scale[2] = {latent_scale, latent_scale};
         if constexpr (kFp8) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            scale[i] *= *reinterpret_cast<const float*>(records + (column + i) * kFp8Bytes +
-                                                        kFp8DsMlaScaleOffset + 4 * column_group);
-          }
+          const float2 pair = *reinterpret_cast<const float2*>(scales + column);
+          scale[0] *= pair.x;
+          scale[1] *= pair.y;
         }
         float rope_part[4] = {};
         if constexpr (kHasRope) {
@@ -380,42 +461,73 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
         }
       }
     }
-    __syncthreads();
+    sync_group<kTeamThreads, 1>();
+    if constexpr (!kFp8) {
+      // The slab of the last tile has been free since its output. Copies that start right then keep
+      // more bytes in flight than an SM's share, and blocks end further apart.
+      if (tile > 0) {
+        valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
+        if (tile + 1 < num_tiles) {
+          gather.copy_slab(stage ^ 1);
+          gather.copy_shared(stage ^ 1, 0);
+          gather.advance(gather.read_entry());
+        }
+        cp_async_commit();
+      }
+    } else {
+      valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
+      if (tile + kStages < num_tiles) {
+        gather.copy_shared(stage, (tile + kStages) % kScaleStages);
+        gather.advance(gather.read_entry());
+      }
+      cp_async_commit();
+    }
 
     // Weights of two heads.
     {
-      const bool valid =
-          reinterpret_cast<const int*>(smem + Smem::kValidAt)[stage * kTileKeys + lane_idx] != 0;
+      const bool valid = (valid_keys >> (kFp8 ? kStages : kStages - 1) & 1) != 0;
+      float score[2] = {};
+      float weight[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int g = 0; g < kColumnGroups; ++g) {
+          score[i] += scores[(g * kHeads + 2 * warp_idx + i) * kScorePitch + lane_idx];
+        }
+        score[i] = valid ? score[i] * p.softmax_scale : kMinusInfinity;
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int head = 2 * warp_idx + i;
-        float score = 0.0f;
-#pragma unroll
-        for (int g = 0; g < kColumnGroups; ++g) {
-          score += scores[(g * kHeads + head) * kScorePitch + lane_idx];
-        }
-        score = valid ? score * p.softmax_scale : kMinusInfinity;
-        const float new_max = fmaxf(max[i], reduce_warp(score, Max()));
+        const float new_max = fmaxf(max[i], max_of_warp(score[i]));
         const float shift = new_max == kMinusInfinity ? 0.0f : new_max;
-        const float weight = exp2_fast((score - shift) * kLog2E);
+        weight[i] = exp2_fast((score[i] - shift) * kLog2E);
         const float rescale = exp2_fast((max[i] - shift) * kLog2E);
-        sum[i] = sum[i] * rescale + weight;
+        sum[i] = sum[i] * rescale + weight[i];
         max[i] = new_max;
         if constexpr (kFp8) {
-          reinterpret_cast<float*>(smem + Smem::kWeightsAt)[head * kScorePitch + lane_idx] = weight;
-        } else {
-          const Bf16 high = from_float<Bf16>(weight);
-          char* at = smem + Smem::kWeightsAt + head * kWeightPitch + 2 * lane_idx;
-          *reinterpret_cast<Bf16*>(at) = high;
-          *reinterpret_cast<Bf16*>(at + kHeads * kWeightPitch) =
-              from_float<Bf16>(weight - load_float(high));
+          reinterpret_cast<float*>(smem + Smem::kWeightsAt)[head * kScorePitch + lane_idx] =
+              weight[i];
         }
         if (lane_idx == 0) {
           rescales[head] = rescale;
         }
       }
+      if constexpr (!kFp8) {
+        const uint32_t high = pack_bf16(weight[0], weight[1]);
+        const float2 rounded = unpack_bf16(high);
+        const uint32_t low = pack_bf16(weight[0] - rounded.x, weight[1] - rounded.y);
+        char* at = smem + Smem::kWeightsAt + 2 * warp_idx * kWeightPitch + 2 * lane_idx;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          *reinterpret_cast<uint16_t*>(at + i * kWeightPitch) =
+              static_cast<uint16_t>(high >> 16 * i);
+          *reinterpret_cast<uint16_t*>(at + (kHeads + i) * kWeightPitch) =
+              static_cast<uint16_t>(low >> 16 * i);
+        }
+      }
     }
-    __syncthreads();
+    sync_group<kTeamThreads, 1>();
 
     // Weighted latents: the warp's slab.
     const float rescale[2] = {rescales[group_row], rescales[group_row + 8]};
@@ -428,7 +540,7 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
         out[n][3] *= rescale[1];
       }
     }
-#pragma unroll
+#pragma unroll kFp8 ? 1 : 2
     for (int step = 0; step < kTileKeys / 16; ++step) {
       uint32_t high[4];  // the weights, and
       uint32_t low[4];   // what they lost
@@ -437,17 +549,12 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = step * 16 + half * 8 + 2 * group_column;
-          float scale[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            scale[i] = *reinterpret_cast<const float*>(records + (key + i) * kFp8Bytes +
-                                                       kFp8DsMlaScaleOffset + 4 * (warp_idx / 2));
-          }
+          const float2 scale = *reinterpret_cast<const float2*>(scales + key);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float2 pair = *reinterpret_cast<const float2*>(
                 of_heads + (group_row + 8 * i) * kScorePitch + key);
-            const float weight[2] = {pair.x * scale[0], pair.y * scale[1]};
+            const float weight[2] = {pair.x * scale.x, pair.y * scale.y};
             high[2 * half + i] = pack_bf16(weight[0], weight[1]);
             const float2 rounded = unpack_bf16(high[2 * half + i]);
             low[2 * half + i] = pack_bf16(weight[0] - rounded.x, weight[1] - rounded.y);
@@ -470,58 +577,68 @@ __global__ __launch_bounds__(kThreads, kFp8 ? kFp8BlocksPerSm : 2) void sparse_m
         mma_16816(out[2 * n + 1], low, values[2], values[3]);
       }
     }
+    // The warp's slab is used, and its part of the rope was before the team last met.
   }
 
-  // The heads' sums go to the warps that hold their columns.
-  __syncthreads();
+  // A team leaves its sums in shared memory, where tiles were, from where the block joins them and
+  // writes whole lines.
+  sync_group<kTeamThreads, 1>();
+  float* const sums = reinterpret_cast<float*>(smem);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(sums + (group_row + 8 * i) * kSumPitch + warp_idx * 64 + n * 8 +
+                                 2 * group_column) = {out[n][2 * i], out[n][2 * i + 1]};
+    }
+  }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int head = first_head + 2 * warp_idx + i;
     const float total = reduce_warp(sum[i], Sum());
-    float factor = 1.0f;
-    if (head < p.num_heads && task.slot >= 0) {
-      if (lane_idx == 0) {
-        p.partial_sums[int64_t{task.slot} * p.num_heads + head] = make_float2(max[i], total);
-      }
-    } else if (head < p.num_heads) {
-      factor = finish_head(p, task.row, head, max[i], total, lane_idx == 0);
-    }
     if (lane_idx == 0) {
-      rescales[2 * warp_idx + i] = factor;
+      reinterpret_cast<float2*>(smem + Smem::kStatesAt)[2 * warp_idx + i] =
+          make_float2(max[i], total);
     }
   }
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int head = first_head + group_row + 8 * i;
+  const int32_t slot = kept->slot;
+  const int column = static_cast<int>(threadIdx.x) % (kLatent / 4) * 4;
+  constexpr int kHeadsAtOnce = kTeams * kTeamThreads / (kLatent / 4);
+#pragma unroll kTeams == 1 ? 2 : 4
+  for (int i = 0; i < kHeads; i += kHeadsAtOnce) {
+    const int head_idx = i + static_cast<int>(threadIdx.x) / (kLatent / 4);
+    const int head = kept->first_head + head_idx;
     if (head >= p.num_heads) {
       continue;
     }
-    const int column = warp_idx * 64 + 2 * group_column;
-    if (task.slot >= 0) {
-      if (num_tiles == 0) {
-        continue;  // never read: its largest score says that there was no key
+    float4 value = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(block_smem) +
+                                                    head_idx * kSumPitch + column);
+    float2 state = reinterpret_cast<const float2*>(block_smem + Smem::kStatesAt)[head_idx];
+    if constexpr (kTeams == 2) {
+      const char* const other = block_smem + Smem::kBytes;
+      const float4 more = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(other) +
+                                                           head_idx * kSumPitch + column);
+      const float2 other_state = reinterpret_cast<const float2*>(other + Smem::kStatesAt)[head_idx];
+      const float both_max = fmaxf(state.x, other_state.x);
+      const float shift = both_max == kMinusInfinity ? 0.0f : both_max;
+      const float weight = exp2_fast((state.x - shift) * kLog2E);
+      const float other_weight = exp2_fast((other_state.x - shift) * kLog2E);
+      value.x = value.x * weight + more.x * other_weight;
+      value.y = value.y * weight + more.y * other_weight;
+      value.z = value.z * weight + more.z * other_weight;
+      value.w = value.w * weight + more.w * other_weight;
+      state = {both_max, state.y * weight + other_state.y * other_weight};
+    }
+    if (slot >= 0) {
+      const int64_t slot_head = int64_t{slot} * p.num_heads + head;
+      if (column == 0) {
+        p.partial_sums[slot_head] = state;
       }
-      float* to = p.partial_out + (int64_t{task.slot} * p.num_heads + head) * kLatent + column;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        *reinterpret_cast<float2*>(to + 8 * n) = {out[n][2 * i], out[n][2 * i + 1]};
-      }
+      *reinterpret_cast<float4*>(p.partial_out + slot_head * kLatent + column) = value;
       continue;
     }
-    const float factor = rescales[group_row + 8 * i];
-    const int64_t at = task.row * p.out_strides[0] + head * p.out_strides[1] + column;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float low = factor == 0.0f ? 0.0f : out[n][2 * i] * factor;
-      const float high = factor == 0.0f ? 0.0f : out[n][2 * i + 1] * factor;
-      if (p.out_dtype == DType::kBFloat16) {
-        *reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.out) + at + 8 * n) = pack_bf16(low, high);
-      } else {
-        store_out(p, at + 8 * n, low);
-        store_out(p, at + 8 * n + 1, high);
-      }
-    }
+    const float factor = finish_head(p, task.row, head, state.x, state.y, column == 0);
+    store_four(p, task.row * p.out_strides[0] + head * p.out_strides[1] + column, value, factor);
   }
 }
 
@@ -540,22 +657,34 @@ Status check_alignment(const ConstTensorView& tensor, const char* name, int64_t 
                      std::to_string(bytes) + " bytes");
 }
 
-template <bool kFp8, bool kHasRope>
+template <bool kFp8, bool kHasRope, int kTeams>
 Status launch_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                   int64_t blocks) {
-  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope>, device, where,
+  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope, kTeams>, device, where,
                 {.grid = dim3(static_cast<unsigned>(blocks)),
-                 .block = dim3(kThreads),
-                 .smem_bytes = Layout<kFp8, kHasRope>::kBytes,
+                 .block = dim3(kTeams * kTeamThreads),
+                 .smem_bytes = kTeams * Layout<kFp8, kHasRope, kTeams>::kBytes,
                  .pdl = true},
                 params);
+}
+
+// Two teams a block where one wave serves all rows; for more, blocks of one team, two an SM where
+// they have room, so that one's start and end are beside the other's tiles.
+template <bool kFp8, bool kHasRope>
+Status launch_teams(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
+                    int64_t blocks) {
+  const int64_t units = params.num_rows * ceil_div(params.num_heads, kHeads);
+  const bool two_teams = has_two_teams(device.compute_capability) &&
+                         (params.batch_invariant || units <= device.sm_count);
+  return two_teams ? launch_mma<kFp8, kHasRope, 2>(params, device, where, blocks)
+                   : launch_mma<kFp8, kHasRope, 1>(params, device, where, blocks);
 }
 
 Status attend_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                   int64_t blocks) {
   const bool fp8 = params.kv_format == KvFormat::kFp8DsMla;
-  const auto run = params.rope == 0 ? (fp8 ? launch_mma<true, false> : launch_mma<false, false>)
-                                    : (fp8 ? launch_mma<true, true> : launch_mma<false, true>);
+  const auto run = params.rope == 0 ? (fp8 ? launch_teams<true, false> : launch_teams<false, false>)
+                                    : (fp8 ? launch_teams<true, true> : launch_teams<false, true>);
   return run(params, device, where, blocks);
 }
 
@@ -583,7 +712,7 @@ Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& devi
     return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
                        " bytes, expected data and rows at multiples of 16");
   }
-  const int64_t needed = Layout<true, true>::kBytes;
+  const int64_t needed = Layout<true, true, 1>::kBytes;
   if (device.smem_optin_bytes < needed) {
     return unsupported("this GPU gives a block " + std::to_string(device.smem_optin_bytes) +
                        " bytes of shared memory, needs " + std::to_string(needed));

@@ -11,8 +11,6 @@
 namespace lacuna::cuda {
 namespace {
 
-// Two blocks an SM: what the shared memory of the tensor core kernel allows on sm_90 and sm_100.
-constexpr int64_t kBlocksPerSm = 2;
 // What a block costs besides its keys (launch, query, first row's latency, partial state), in keys.
 constexpr int64_t kBlockCostKeys = 96;
 // Batch-invariant splits: a row of 2048 keys is 8 blocks.
@@ -30,8 +28,11 @@ int64_t product(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
 }
 
-// Blocks of threads that one wave holds.
-int64_t wave_blocks(const PlanShape& shape) { return kBlocksPerSm * shape.sm_count; }
+// Blocks of threads that one wave holds: an SM is full with one of the tensor core kernel, with two
+// of fewer heads.
+int64_t wave_blocks(const PlanShape& shape, int64_t heads_per_block) {
+  return (heads_per_block < kPlanHeads ? 2 : 1) * shape.sm_count;
+}
 
 int64_t head_blocks(const PlanShape& shape, int64_t heads_per_block) {
   return std::max<int64_t>(1, ceil_div(shape.num_heads, heads_per_block));
@@ -56,7 +57,7 @@ SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
   }
   const int64_t keys = std::max<int64_t>(1, std::min(shape.list_width, shape.count_max));
   const int64_t blocks = product(shape.num_rows, head_blocks(shape, heads_per_block));
-  const int64_t wave = wave_blocks(shape);
+  const int64_t wave = wave_blocks(shape, heads_per_block);
   SplitPlan best = {.num_splits = 1,
                     .keys_per_split = round_up(keys, kSplitKeys),
                     .rows_per_launch = shape.num_rows};
@@ -82,7 +83,7 @@ SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
 }
 
 int64_t balanced_parts(const PlanShape& shape) {
-  return std::max<int64_t>(1, wave_blocks(shape) / head_blocks(shape, kPlanHeads));
+  return std::max<int64_t>(1, wave_blocks(shape, kPlanHeads) / head_blocks(shape, kPlanHeads));
 }
 
 int64_t scheduled_slots_max(const PlanShape& shape) {
@@ -105,10 +106,11 @@ int64_t partial_heads_max(const PlanShape& shape) {
   if (splits == 1) {
     return 0;
   }
-  // A plan has at most a wave of blocks when it cuts, a schedule at most two; a block serves at
-  // most kPlanHeads heads. One row is cut whatever its number of heads.
+  // A plan has at most a wave of blocks when it cuts, a schedule at most two, and batch-invariant
+  // rows go in groups of four; a block serves at most kPlanHeads heads. One row is cut whatever its
+  // number of heads.
   const int64_t by_rows = product(product(shape.num_rows, splits), shape.num_heads);
-  const int64_t by_wave = std::max(product(2 * wave_blocks(shape), kPlanHeads),
+  const int64_t by_wave = std::max(product(4 * wave_blocks(shape, kPlanHeads), kPlanHeads),
                                    product(2 * kSplitsMax, shape.num_heads));
   return std::min(by_rows, by_wave);
 }
@@ -193,6 +195,7 @@ SparseMlaParams sparse_mla_params(const SparseMlaArgs& args) {
   params.q_dtype = q.dtype;
   params.out_dtype = args.out.dtype;
   params.num_rows = args.out.shape[0];
+  params.batch_invariant = args.batch_invariant;
   return params;
 }
 

@@ -63,15 +63,8 @@ __device__ float load_query(const SparseMlaParams& p, int64_t row, int head, int
   const bool in_latent = i < p.latent;
   const void* data = in_latent ? p.q_nope : p.q_rope;
   const int64_t* strides = in_latent ? p.q_nope_strides : p.q_rope_strides;
-  const int64_t at = row * strides[0] + head * strides[1] + (in_latent ? i : i - p.latent);
-  switch (p.q_dtype) {
-    case DType::kBFloat16:
-      return load_float(static_cast<const Bf16*>(data)[at]);
-    case DType::kFloat16:
-      return load_float(static_cast<const Fp16*>(data)[at]);
-    default:
-      return static_cast<const float*>(data)[at];
-  }
+  return load_any(data, p.q_dtype,
+                  row * strides[0] + head * strides[1] + (in_latent ? i : i - p.latent));
 }
 
 // Element i of a cached record as it is stored: tensor scales come later.

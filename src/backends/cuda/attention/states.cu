@@ -26,28 +26,17 @@ __device__ float natural_lse(float lse, LseBase base) {
   return base == LseBase::kTwo ? lse * kLn2 : lse;
 }
 
-__device__ float load_any(const void* data, DType dtype, int64_t at) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      return load_float(static_cast<const Bf16*>(data)[at]);
-    case DType::kFloat16:
-      return load_float(static_cast<const Fp16*>(data)[at]);
-    default:
-      return static_cast<const float*>(data)[at];
-  }
-}
+// What a warp works on.
+struct Pair {
+  int64_t row;
+  int64_t head;
+};
 
-__device__ void store_any(void* data, DType dtype, int64_t at, float value) {
-  switch (dtype) {
-    case DType::kBFloat16:
-      static_cast<Bf16*>(data)[at] = from_float<Bf16>(value);
-      break;
-    case DType::kFloat16:
-      static_cast<Fp16*>(data)[at] = from_float<Fp16>(value);
-      break;
-    default:
-      static_cast<float*>(data)[at] = value;
-  }
+// False when there is no pair left for the warp.
+__device__ bool find_pair(int64_t num_pairs, int num_heads, Pair* pair) {
+  const int64_t number = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  *pair = {.row = number / num_heads, .head = number % num_heads};
+  return number < num_pairs;
 }
 
 struct State {
@@ -77,14 +66,13 @@ static_assert(sizeof(MergeParams) <= 4000);
 
 __global__ __launch_bounds__(kThreads) void merge_states_kernel(
     const __grid_constant__ MergeParams p) {
-  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  if (pair >= p.num_pairs) {
+  Pair pair;
+  if (!find_pair(p.num_pairs, p.num_heads, &pair)) {
     return;
   }
   pdl_wait();
+  const auto [row, head] = pair;
   const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t row = pair / p.num_heads;
-  const int64_t head = pair % p.num_heads;
   float lses[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -145,14 +133,13 @@ struct RescaleParams {
 };
 
 __global__ __launch_bounds__(kThreads) void rescale_by_lse_kernel(const RescaleParams p) {
-  const int64_t pair = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  if (pair >= p.num_pairs) {
+  Pair pair;
+  if (!find_pair(p.num_pairs, p.num_heads, &pair)) {
     return;
   }
   pdl_wait();
+  const auto [row, head] = pair;
   const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t row = pair / p.num_heads;
-  const int64_t head = pair % p.num_heads;
   const auto lse_of = [&](int64_t rank) {
     return natural_lse(p.lse.row(rank, row)[head * p.lse.strides[2]], p.base);
   };
@@ -194,6 +181,16 @@ Status supports_pairs(const Args& args, const DeviceInfo&) {
   return ok_status();
 }
 
+template <class Params>
+Status launch_pairs(const char* name, void (*kernel)(Params), const Params& params,
+                    const DeviceInfo& device, const Launch& where) {
+  return launch(name, kernel, device, where,
+                {.grid = dim3(static_cast<unsigned>(ceil_div(params.num_pairs, kWarps))),
+                 .block = dim3(kThreads),
+                 .pdl = true},
+                params);
+}
+
 Status run_merge_states(const MergeStatesArgs& args, const DeviceInfo& device,
                         const Launch& where) {
   MergeParams params = {};
@@ -217,11 +214,7 @@ Status run_merge_states(const MergeStatesArgs& args, const DeviceInfo& device,
   params.num_heads = static_cast<int32_t>(args.out.shape[1]);
   params.width = static_cast<int32_t>(args.out.shape[2]);
   params.base = args.lse_base;
-  return launch("cuda/merge_states", merge_states_kernel, device, where,
-                {.grid = dim3(static_cast<unsigned>(ceil_div(params.num_pairs, kWarps))),
-                 .block = dim3(kThreads),
-                 .pdl = true},
-                params);
+  return launch_pairs("cuda/merge_states", merge_states_kernel, params, device, where);
 }
 
 Status run_rescale_by_lse(const RescaleByLseArgs& args, const DeviceInfo& device,
@@ -239,11 +232,7 @@ Status run_rescale_by_lse(const RescaleByLseArgs& args, const DeviceInfo& device
       .width = static_cast<int32_t>(args.out.shape[2]),
       .dtype = args.out.dtype,
       .base = args.lse_base};
-  return launch("cuda/rescale_by_lse", rescale_by_lse_kernel, device, where,
-                {.grid = dim3(static_cast<unsigned>(ceil_div(params.num_pairs, kWarps))),
-                 .block = dim3(kThreads),
-                 .pdl = true},
-                params);
+  return launch_pairs("cuda/rescale_by_lse", rescale_by_lse_kernel, params, device, where);
 }
 
 }  // namespace

@@ -91,18 +91,11 @@ struct AppendKvParams {
   bool vectors;
 };
 
-template <class T, class Stored>
-__global__ __launch_bounds__(kThreads) void append_kv_kernel(const AppendKvParams<T> p) {
-  pdl_wait();
-  pdl_launch_dependents();
-  const int64_t t = blockIdx.x;
-  const int64_t slot = p.slots(t);
-  if (slot < 0) {
-    return;
-  }
+template <class Stored, class T>
+__device__ void store_latent(const AppendKvParams<T>& p, int64_t t, char* to) {
   const T* latent = p.latent.row(t);
   const T* rope = p.rope.row(t);  // not read when there is none
-  Stored* record = reinterpret_cast<Stored*>(p.cache.record(slot));
+  Stored* record = reinterpret_cast<Stored*>(to);
   if constexpr (std::is_same_v<T, Stored>) {
     if (p.vectors) {
       constexpr int kPerVector = 16 / sizeof(T);
@@ -122,15 +115,7 @@ __global__ __launch_bounds__(kThreads) void append_kv_kernel(const AppendKvParam
 }
 
 template <class T>
-__global__ __launch_bounds__(kThreads) void append_fp8_ds_mla_kernel(const AppendKvParams<T> p) {
-  pdl_wait();
-  pdl_launch_dependents();
-  const int64_t t = blockIdx.x;
-  const int64_t slot = p.slots(t);
-  if (slot < 0) {
-    return;
-  }
-  char* record = p.cache.record(slot);
+__device__ void store_fp8_ds_mla(const AppendKvParams<T>& p, int64_t t, char* record) {
   const int thread_idx = static_cast<int>(threadIdx.x);
   const T* latent = p.latent.row(t) + 4 * thread_idx;
   float x[4];
@@ -154,6 +139,23 @@ __global__ __launch_bounds__(kThreads) void append_fp8_ds_mla_kernel(const Appen
     const Bf16 value =
         thread_idx < p.rope_width ? convert<Bf16>(p.rope.row(t)[thread_idx]) : Bf16{0};
     reinterpret_cast<Bf16*>(record + kFp8DsMlaRopeOffset)[thread_idx] = value;
+  }
+}
+
+// Stored: the type of the latent's elements; FP8 is the record of DeepSeek's MLA.
+template <class T, class Stored>
+__global__ __launch_bounds__(kThreads) void append_kv_kernel(const AppendKvParams<T> p) {
+  pdl_wait();
+  pdl_launch_dependents();
+  const int64_t t = blockIdx.x;
+  const int64_t slot = p.slots(t);
+  if (slot < 0) {
+    return;
+  }
+  if constexpr (std::is_same_v<Stored, Fp8E4M3>) {
+    store_fp8_ds_mla(p, t, p.cache.record(slot));
+  } else {
+    store_latent<Stored>(p, t, p.cache.record(slot));
   }
 }
 
@@ -181,7 +183,7 @@ Status run_append_kv_typed(const AppendKvArgs& args, const DeviceInfo& device,
                                                has_aligned_records(args.kv, 16)};
   auto* kernel = layout.format == KvFormat::kLatentBf16  ? append_kv_kernel<T, Bf16>
                  : layout.format == KvFormat::kLatentF32 ? append_kv_kernel<T, float>
-                                                         : append_fp8_ds_mla_kernel<T>;
+                                                         : append_kv_kernel<T, Fp8E4M3>;
   return launch("cuda/append_kv", kernel, device, where,
                 {.grid = dim3(static_cast<unsigned>(args.latent.shape[0])),
                  .block = dim3(kThreads),

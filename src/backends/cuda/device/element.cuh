@@ -39,6 +39,34 @@ __device__ inline Fp8E4M3 from_float<Fp8E4M3>(float x) {
   return {__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
 }
 
+// An element of a tensor whose type is known at run time only: one of those above.
+__device__ inline float load_any(const void* data, DType dtype, int64_t i) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return load_float(static_cast<const Bf16*>(data)[i]);
+    case DType::kFloat16:
+      return load_float(static_cast<const Fp16*>(data)[i]);
+    case DType::kFloat8E4M3:
+      return load_float(static_cast<const Fp8E4M3*>(data)[i]);
+    default:
+      return static_cast<const float*>(data)[i];
+  }
+}
+
+// The same for results, which are f32, bf16 or fp16.
+__device__ inline void store_any(void* data, DType dtype, int64_t i, float value) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      static_cast<Bf16*>(data)[i] = from_float<Bf16>(value);
+      break;
+    case DType::kFloat16:
+      static_cast<Fp16*>(data)[i] = from_float<Fp16>(value);
+      break;
+    default:
+      static_cast<float*>(data)[i] = value;
+  }
+}
+
 // Two floats as packed bf16, `low` in the low half.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -14,7 +14,8 @@ namespace lacuna::cuda {
 
 // Four e4m3 values (lowest first) as two pairs of bf16, exactly: the bits of exponent and mantissa
 // are moved to where bf16 has its own, which is off by 2^120, subnormals included. NaN, which is no
-// weight, becomes 480.
+// weight (model_ops.h), becomes 480: the three instructions a pair that would keep it made products
+// 4 to 24 % slower on an H200.
 __device__ inline void widen_fp8(uint32_t four, uint32_t* pairs) {
   const __nv_bfloat162 factor =
       __halves2bfloat162(__ushort_as_bfloat16(0x7b80), __ushort_as_bfloat16(0x7b80));  // 2^120

@@ -38,18 +38,10 @@ __global__ __launch_bounds__(kSimtThreads) void linear_generic_kernel(const Para
   const int rows = static_cast<int>(min(p.rows - row0, static_cast<int64_t>(kSimtTile)));
   float acc[kSimtOutputs][kSimtOutputs] = {};
   simt_product(load_x, rows, weight, column0, p.columns, p.depth, smem, acc);
-#pragma unroll
-  for (int i = 0; i < kSimtOutputs; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSimtOutputs; ++j) {
-      const int row = static_cast<int>(threadIdx.x) / 16 * kSimtOutputs + i;
-      const int64_t column = column0 + static_cast<int>(threadIdx.x) % 16 * kSimtOutputs + j;
-      if (row < rows && column < p.columns) {
-        store_any(p.out, p.out_dtype,
-                  (row0 + row) * p.out_stride + head * p.out_head_stride + column, acc[i][j]);
-      }
-    }
-  }
+  for_each_simt_output(rows, column0, p.columns, [&](int row, int64_t column, int i, int j) {
+    store_any(p.out, p.out_dtype, (row0 + row) * p.out_stride + head * p.out_head_stride + column,
+              acc[i][j]);
+  });
 }
 
 Status check_grid(int64_t columns, int64_t heads) {

@@ -60,25 +60,16 @@ __global__ __launch_bounds__(kSimtThreads, 2) void moe_generic_kernel(const Para
     simt_product(load_x, tile.count, weight_of(p, 1, tile.expert), column0, p.columns, p.depth,
                  smem, up);
   }
-#pragma unroll
-  for (int i = 0; i < kSimtOutputs; ++i) {
-#pragma unroll
-    for (int j = 0; j < kSimtOutputs; ++j) {
-      const int row = static_cast<int>(threadIdx.x) / 16 * kSimtOutputs + i;
-      const int64_t column = column0 + static_cast<int>(threadIdx.x) % 16 * kSimtOutputs + j;
-      if (row >= tile.count || column >= p.columns) {
-        continue;
-      }
-      const int64_t slot = tile.begin + row;
-      if constexpr (kGated) {
-        const float gate = acc[i][j];
-        store_any(p.out, p.x_dtype, slot * p.out_stride + column,
-                  gate / (1.0f + expf(-gate)) * up[i][j]);
-      } else {
-        static_cast<float*>(p.out)[p.entries[slot] * p.out_stride + column] = acc[i][j];
-      }
+  for_each_simt_output(tile.count, column0, p.columns, [&](int row, int64_t column, int i, int j) {
+    const int64_t slot = tile.begin + row;
+    if constexpr (kGated) {
+      const float gate = acc[i][j];
+      store_any(p.out, p.x_dtype, slot * p.out_stride + column,
+                gate / (1.0f + expf(-gate)) * up[i][j]);
+    } else {
+      static_cast<float*>(p.out)[p.entries[slot] * p.out_stride + column] = acc[i][j];
     }
-  }
+  });
 }
 
 SimtWeight simt_weight(const ConstTensorView& weight, const ConstTensorView& scale) {

@@ -1,5 +1,5 @@
 // The router of DeepSeek-V3, a warp a row: choices as ordered keys in shared memory, the best taken
-// one at a time, then all taken ones written in ascending order of id.
+// one at a time, then all taken ones listed in ascending order of id, a lane each.
 #include <cstdint>
 #include <string>
 
@@ -106,8 +106,9 @@ __device__ Best best_of_lane(const Params& p, int lane_idx, const uint32_t* keys
 }
 
 __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
-  extern __shared__ uint32_t keys[];  // [experts], then the scores of the groups
+  extern __shared__ uint32_t keys[];  // [experts]
   float* group_scores = reinterpret_cast<float*>(keys + p.num_experts);
+  int32_t* ids = reinterpret_cast<int32_t*>(group_scores + p.num_groups);  // [chosen]
   pdl_launch_dependents();
   pdl_wait();
   const int64_t t = blockIdx.x;
@@ -132,29 +133,32 @@ __global__ __launch_bounds__(kWarp) void moe_route_kernel(const Params p) {
     }
   }
   __syncwarp();
-  float sum = 0;
-#pragma unroll 8
-  for (int e = lane_idx; e < p.num_experts; e += kWarp) {
-    sum += keys[e] == kTaken ? sigmoid(logits[e]) : 0.0f;
-  }
-  sum = reduce_warp(sum, Sum());
-  int written = 0;
-  for (int begin = 0; begin < p.num_experts && written < p.chosen; begin += kWarp) {
+  int listed = 0;
+  for (int begin = 0; begin < p.num_experts && listed < p.chosen; begin += kWarp) {
     const int e = begin + lane_idx;
     const bool taken = e < p.num_experts && keys[e] == kTaken;
     const unsigned taken_lanes = __ballot_sync(kAll, taken);
     if (taken) {
-      const int64_t at = t * p.chosen + written + __popc(taken_lanes & ((1u << lane_idx) - 1));
-      const float score = sigmoid(logits[e]);
-      p.ids[at] = e;
-      p.weights[at] = (p.normalize ? score / (sum + 1e-20f) : score) * p.scale;
+      ids[listed + __popc(taken_lanes & ((1u << lane_idx) - 1))] = e;
     }
-    written += __popc(taken_lanes);
+    listed += __popc(taken_lanes);
+  }
+  __syncwarp();
+  float sum = 0;
+  for (int n = lane_idx; n < p.chosen; n += kWarp) {
+    sum += sigmoid(logits[ids[n]]);
+  }
+  sum = reduce_warp(sum, Sum());
+  for (int n = lane_idx; n < p.chosen; n += kWarp) {
+    const float score = sigmoid(logits[ids[n]]);
+    p.ids[t * p.chosen + n] = ids[n];
+    p.weights[t * p.chosen + n] = (p.normalize ? score / (sum + 1e-20f) : score) * p.scale;
   }
 }
 
 int64_t smem_bytes(const MoeRouteArgs& args) {
-  return (args.logits.shape[1] + args.num_groups) * static_cast<int64_t>(sizeof(uint32_t));
+  return (args.logits.shape[1] + args.num_groups + args.ids.shape[1]) *
+         static_cast<int64_t>(sizeof(uint32_t));
 }
 
 Status supports_route(const MoeRouteArgs& args, const DeviceInfo& device) {

@@ -12,26 +12,6 @@ inline constexpr int kSimtTile = 64;
 inline constexpr int kSimtDepth = 16;
 inline constexpr int kSimtOutputs = 4;  // a thread has 4 x 4
 
-// An element of a tensor whose type is known at run time only: f32, bf16 or FP8.
-__device__ inline float load_any(const void* data, DType dtype, int64_t i) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return static_cast<const float*>(data)[i];
-    case DType::kBFloat16:
-      return load_float(static_cast<const Bf16*>(data)[i]);
-    default:
-      return load_float(static_cast<const Fp8E4M3*>(data)[i]);
-  }
-}
-
-__device__ inline void store_any(void* data, DType dtype, int64_t i, float value) {
-  if (dtype == DType::kFloat32) {
-    static_cast<float*>(data)[i] = value;
-  } else {
-    static_cast<Bf16*>(data)[i] = from_float<Bf16>(value);
-  }
-}
-
 // A matrix of weights; `scale` with FP8 only.
 struct SimtWeight {
   const void* data;
@@ -54,14 +34,18 @@ struct SimtSmem {
   float weight[kSimtDepth][kSimtTile + 1];
 };
 
-// acc[i][j] is row 4 * (thread / 16) + i, column 4 * (thread % 16) + j of the tile. `load_x(row,
-// k)` is asked for rows of the tile below `rows`.
+// Where the outputs of a thread begin in the tile.
+__device__ inline int simt_row() { return static_cast<int>(threadIdx.x) / 16 * kSimtOutputs; }
+__device__ inline int simt_column() { return static_cast<int>(threadIdx.x) % 16 * kSimtOutputs; }
+
+// acc[i][j] is row simt_row() + i, column simt_column() + j of the tile. `load_x(row, k)` is asked
+// for rows of the tile below `rows`.
 template <class LoadX>
 __device__ inline void simt_product(const LoadX& load_x, int rows, const SimtWeight& weight,
                                     int64_t column0, int64_t columns, int64_t depth, SimtSmem& smem,
                                     float (&acc)[kSimtOutputs][kSimtOutputs]) {
-  const int row0 = static_cast<int>(threadIdx.x) / 16 * kSimtOutputs;
-  const int out0 = static_cast<int>(threadIdx.x) % 16 * kSimtOutputs;
+  const int row0 = simt_row();
+  const int out0 = simt_column();
   for (int64_t begin = 0; begin < depth; begin += kSimtDepth) {
     __syncthreads();
     for (int i = threadIdx.x; i < kSimtTile * kSimtDepth; i += kSimtThreads) {
@@ -92,6 +76,23 @@ __device__ inline void simt_product(const LoadX& load_x, int rows, const SimtWei
         for (int j = 0; j < kSimtOutputs; ++j) {
           acc[i][j] = fmaf(x[i], w[j], acc[i][j]);
         }
+      }
+    }
+  }
+}
+
+// Calls store(row of the tile, column, i, j) for the outputs of this thread that exist.
+template <class Store>
+__device__ inline void for_each_simt_output(int rows, int64_t column0, int64_t columns,
+                                            Store&& store) {
+#pragma unroll
+  for (int i = 0; i < kSimtOutputs; ++i) {
+#pragma unroll
+    for (int j = 0; j < kSimtOutputs; ++j) {
+      const int row = simt_row() + i;
+      const int64_t column = column0 + simt_column() + j;
+      if (row < rows && column < columns) {
+        store(row, column, i, j);
       }
     }
   }

@@ -313,7 +313,7 @@ struct Items {
 // use(i, x) for every item, in no order.
 template <class Use>
 __device__ void for_each_item(const Items& items, Use&& use) {
-  constexpr int kAhead = 2;  // loads in flight
+  constexpr int kAhead = 4;  // loads in flight
   for (int64_t begin = 0; begin < items.count; begin += kAhead * 4 * kThreads) {
     float x[kAhead][4];
 #pragma unroll
@@ -423,30 +423,32 @@ __device__ uint32_t select_key(uint64_t target, Shared& s, uint64_t* rest, Sum&&
 // kListMax. Returns the mass of the bins before.
 __device__ uint64_t list_bins(const Items& row, const Masses& masses, int first, int last,
                               Shared& s) {
+  constexpr int kFours = 4;  // neighbours of a thread, between one scan and the next
   int64_t listed = 0;
   uint64_t before = 0;
-  for (int64_t begin = 0; begin < row.count; begin += 4 * kThreads) {
-    const int64_t i = begin + 4 * static_cast<int64_t>(threadIdx.x);
-    const int count = four_of(i, row.count);
-    float x[4];
-    load_four(row.x + i, count, row.aligned, x);
-    bool wanted[4];
-    int mine = 0;
+  for (int64_t begin = 0; begin < row.count; begin += 4 * kFours * kThreads) {
+    const int64_t mine = begin + 4 * kFours * static_cast<int64_t>(threadIdx.x);
+    float x[kFours][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint64_t mass = j < count ? masses(x[j]) : 0;
-      const int bin = mass > 0 ? masses.bin(x[j]) : kBins;
-      wanted[j] = bin >= first && bin <= last;
-      mine += wanted[j] ? 1 : 0;
+    for (int v = 0; v < kFours; ++v) {
+      const int64_t i = mine + 4 * v;
+      load_four(row.x + i, four_of(i, row.count), row.aligned, x[v]);
+    }
+    uint32_t wanted = 0;  // a bit an item
+#pragma unroll
+    for (int j = 0; j < 4 * kFours; ++j) {
+      const uint64_t mass = mine + j < row.count ? masses(x[j / 4][j % 4]) : 0;
+      const int bin = mass > 0 ? masses.bin(x[j / 4][j % 4]) : kBins;
+      wanted |= bin >= first && bin <= last ? 1u << j : 0u;
       before += bin < first ? mass : 0;
     }
     uint64_t total = 0;
-    int64_t at = listed + static_cast<int64_t>(scan_block(mine, s, &total));
+    int64_t at = listed + static_cast<int64_t>(scan_block(__popc(wanted), s, &total));
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (wanted[j]) {
-        s.list_x[at] = x[j];
-        s.list_ids[at] = static_cast<int32_t>(i + j);
+    for (int j = 0; j < 4 * kFours; ++j) {
+      if ((wanted >> j & 1u) != 0) {
+        s.list_x[at] = x[j / 4][j % 4];
+        s.list_ids[at] = static_cast<int32_t>(mine + j);
         ++at;
       }
     }
