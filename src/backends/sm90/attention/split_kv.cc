@@ -1,3 +1,4 @@
+// The cut of sparse_mla_small_head: a table if the device has one, else a model of the time.
 #include "backends/sm90/attention/split_kv.h"
 
 #include <algorithm>
