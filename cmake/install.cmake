@@ -8,7 +8,7 @@ set(LACUNA_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/lacuna)
 set_target_properties(lacuna_kernels PROPERTIES EXPORT_NAME lacuna)
 set(LACUNA_INSTALLED lacuna_core lacuna_ops lacuna_cpu lacuna_kernels)
 if(LACUNA_HAVE_CUDA)
-  list(APPEND LACUNA_INSTALLED lacuna_cuda)
+  list(APPEND LACUNA_INSTALLED lacuna_cuda lacuna_sm90)
 endif()
 install(TARGETS ${LACUNA_INSTALLED}
         EXPORT lacuna

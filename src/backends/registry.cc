@@ -3,6 +3,7 @@
 #include "ops/backend.h"
 #ifdef LACUNA_HAVE_CUDA
 #include "backends/cuda/backend.h"
+#include "backends/sm90/backend.h"
 #endif
 
 namespace lacuna {
@@ -24,6 +25,7 @@ Result<Context> Context::create(const ContextOptions& options) {
     state->cuda_status = "the GPUs were not asked for (use_cuda)";
   }
   // Listed even where no GPU can run them, so that one can be told what there is.
+  state->backends.push_back(&sm90::kBackend);
   state->backends.push_back(&cuda::kBackend);
 #else
   state->cuda_status = "this build has no CUDA code";

@@ -16,6 +16,7 @@
 #include "lacuna/indexer.h"
 #include "lacuna/kv_cache.h"
 #include "ops/model_ops.h"
+#include "ops/tuning.h"
 
 namespace lacuna {
 
@@ -33,6 +34,7 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 for sm_90
   int64_t smem_optin_bytes = 0;
   int64_t l2_bytes = 0;
+  std::shared_ptr<const Tuning> tuning;  // null: none was given
 };
 
 // A kernel is a name and up to four functions. `Args` are validated before any of them is called.

@@ -2,7 +2,21 @@
 // both are nothing.
 #pragma once
 
+#include <cstdint>
+
 namespace lacuna::cuda {
+
+// Brings a kernel's parameters into the constant caches: where they are first read, each line of
+// theirs is waited for. For the time before pdl_wait().
+template <class Params>
+__device__ inline void prefetch_params(const Params& params) {
+  constexpr int kLineWords = 16;
+  const auto* words = reinterpret_cast<const uint32_t*>(&params);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(Params) / 4); i += kLineWords) {
+    asm volatile("" ::"r"(words[i]));
+  }
+}
 
 // Waits until what the predecessor wrote can be seen. Before it nothing may be read that a kernel
 // wrote, and nothing may be written.

@@ -1,0 +1,165 @@
+// sm90/sparse_mla_small_head on the host: what it runs, its workspace, its launches.
+#include "backends/sm90/attention/sparse_mla_small_head.h"
+
+#include <cmath>
+#include <string>
+
+#include "backends/cuda/launch.h"
+#include "backends/sm90/kernels.h"
+
+namespace lacuna::sm90 {
+namespace {
+
+constexpr int64_t kListWidthMax = int64_t{1} << 30;  // tiles beyond a list still count in 32 bits
+constexpr int64_t kItemsMax = int64_t{1} << 30;
+constexpr double kLog2E = 1.44269504088896340736;
+
+SplitShape split_shape(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const int64_t width = args.indices.shape[1];
+  return {.num_rows = args.out.shape[0],
+          .list_width = width,
+          .count_max = args.valid_count_max < 0 ? width : std::min(width, args.valid_count_max),
+          .num_heads = args.out.shape[1],
+          .sm_count = device.sm_count,
+          .batch_invariant = args.batch_invariant};
+}
+
+bool is_scheduled(const SparseMlaArgs& args) {
+  return !args.schedule.empty() && !args.batch_invariant;
+}
+
+// States of the cut, or of any schedule.
+int64_t states_max(const SparseMlaArgs& args, const DeviceInfo& device) {
+  return std::max(split_states_max(split_shape(args, device)),
+                  cuda::scheduled_slots_max(cuda::plan_shape(args, device)));
+}
+
+bool lies_at(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+// Data and rows at multiples of `bytes`.
+template <class Void>
+Status check_alignment(const BasicTensorView<Void>& tensor, const char* name, int64_t bytes) {
+  const int64_t elements = bytes / size_bytes(tensor.dtype);
+  if (tensor.empty() || (lies_at(tensor.data, bytes) && tensor.strides[0] % elements == 0 &&
+                         tensor.strides[1] % elements == 0)) {
+    return ok_status();
+  }
+  return unsupported(std::string(name) + ": expected data and rows at multiples of " +
+                     std::to_string(bytes) + " bytes");
+}
+
+Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const KvLayout& layout = args.kv.layout;
+  const int64_t heads = args.out.shape[1];
+  if (heads > kSmallHeadsMax) {
+    return unsupported("q: " + std::to_string(heads) + " heads, expected at most " +
+                       std::to_string(kSmallHeadsMax));
+  }
+  if (layout.format != KvFormat::kLatentBf16 || layout.latent != kLatent ||
+      (layout.rope != kRope && layout.rope != 0)) {
+    return unsupported("kv.layout: " + std::string(kv_format_name(layout.format)) + " of " +
+                       std::to_string(layout.latent) + " + " + std::to_string(layout.rope) +
+                       ", expected latent_bf16 of 512 + 64 or 512 + 0");
+  }
+  if (args.kv.latent_scale != nullptr || args.kv.rope_scale != nullptr) {
+    return unsupported("kv: scales of a bf16 cache are applied by cuda/sparse_mla_mma");
+  }
+  const ConstTensorView& q = args.q.empty() ? args.q_nope : args.q;
+  if (q.dtype != DType::kBFloat16) {
+    return unsupported("q: " + std::string(dtype_name(q.dtype)) + ", expected bfloat16");
+  }
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q, "q", 16));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_nope, "q_nope", 16));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_rope, "q_rope", 16));
+  if (args.out.dtype != DType::kBFloat16) {
+    return unsupported("out: " + std::string(dtype_name(args.out.dtype)) + ", expected bfloat16");
+  }
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 4));
+  if (!lies_at(args.kv.data, 16) || args.kv.row_bytes % 16 != 0) {
+    return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
+                       " bytes, expected data and rows at multiples of 16");
+  }
+  constexpr int64_t kNeeded = SmallHeadSmem<32>::kBytes;
+  if (device.smem_optin_bytes < kNeeded) {
+    return unsupported("this GPU gives a block " + std::to_string(device.smem_optin_bytes) +
+                       " bytes of shared memory, needs " + std::to_string(kNeeded));
+  }
+  const SplitShape shape = split_shape(args, device);
+  const int64_t items = is_scheduled(args)
+                            ? cuda::scheduled_tasks_max(cuda::plan_shape(args, device))
+                            : shape.num_rows * split_kv(shape, device.tuning.get()).num_splits;
+  if (shape.num_rows > kItemsMax || items > kItemsMax || shape.list_width > kListWidthMax) {
+    return unsupported("q: " + std::to_string(shape.num_rows) + " rows with lists of " +
+                       std::to_string(shape.list_width) +
+                       " are more than one launch holds: give fewer rows a call");
+  }
+  if (is_scheduled(args) && args.schedule.shape[0] < 1 + items) {
+    return unsupported("schedule has " + std::to_string(args.schedule.shape[0]) +
+                       " entries, needs " + std::to_string(1 + items) +
+                       " (schedule_entries() is always enough)");
+  }
+  return ok_status();
+}
+
+int64_t workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const int64_t heads = states_max(args, device) * padded_heads(args.out.shape[1]);
+  Workspace workspace;
+  workspace.take<float>(heads * kLatent);
+  workspace.take<float2>(heads);
+  return workspace.used_bytes();
+}
+
+Status attend(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where) {
+  switch (padded_heads(params.call.num_heads)) {
+    case 8:
+      return launch_small_head<8>(params, device, where);
+    case 16:
+      return launch_small_head<16>(params, device, where);
+    default:
+      return launch_small_head<32>(params, device, where);
+  }
+}
+
+Status run(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where) {
+  SmallHeadParams params = {.call = cuda::sparse_mla_params(args)};
+  params.scale_log2 = static_cast<float>(params.call.softmax_scale * kLog2E);
+  const int64_t states = states_max(args, device);
+  const int64_t heads = states * padded_heads(args.out.shape[1]);
+  Workspace workspace(where.workspace, where.workspace_bytes);
+  params.call.partial_out = workspace.take<float>(heads * kLatent);
+  params.call.partial_sums = workspace.take<float2>(heads);
+  params.call.num_slots = states;
+  if (is_scheduled(args)) {
+    const cuda::PlanShape plan = cuda::plan_shape(args, device);
+    params.call.schedule = static_cast<const int4*>(args.schedule.data);
+    params.num_items = static_cast<int32_t>(cuda::scheduled_tasks_max(plan));
+    LACUNA_RETURN_IF_ERROR(attend(params, device, where));
+    const int64_t slots = cuda::scheduled_slots_max(plan);
+    return slots == 0 ? ok_status() : combine_small_head(params, device, where, slots);
+  }
+  const SplitShape shape = split_shape(args, device);
+  const SplitKv split = split_kv(shape, device.tuning.get());
+  params.call.num_splits = static_cast<int32_t>(split.num_splits);
+  params.call.keys_per_split = split.keys_per_split;
+  for (int64_t first = 0; first < shape.num_rows; first += split.rows_per_launch) {
+    const int64_t rows = std::min(split.rows_per_launch, shape.num_rows - first);
+    params.call.first_row = first;
+    params.num_items = static_cast<int32_t>(rows * split.num_splits);
+    LACUNA_RETURN_IF_ERROR(attend(params, device, where));
+    if (split.num_splits > 1) {
+      LACUNA_RETURN_IF_ERROR(combine_small_head(params, device, where, rows));
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+const Kernel<SparseMlaArgs> kSparseMlaSmallHead = {.name = "sm90/sparse_mla_small_head",
+                                                   .supports = supports,
+                                                   .workspace_bytes = workspace_bytes,
+                                                   .run = run};
+
+}  // namespace lacuna::sm90

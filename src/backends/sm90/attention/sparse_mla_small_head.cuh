@@ -1,0 +1,756 @@
+// Sparse MLA for at most 32 heads on Hopper, at the speed of the gather: keys are the rows of the
+// tensor core tile and heads its columns, so that few heads waste little.
+//
+// A block walks rows (or splits of rows). One warpgroup gathers: tiles of 64 keys by 16-byte
+// cp.async, in groups of 128 columns, into a ring of slots. Two warpgroups consume, each every
+// other tile, with sums of its own; they meet once a row:
+//   scores   S^T [64 keys x N heads] = K Q^T          36 wgmma, both operands K-major
+//   weights  P^T = exp2(S^T - reference), as bf16 to shared memory
+//   output   O^T [512 x N] += V^T P^T                 32 wgmma, both operands transposed: V is what
+//            the scores were taken of
+// Within a slot, key k of slab s lies at s * 8192 + k * 128, its 16-byte chunk c at c ^ (k & 7):
+// the 128-byte swizzle of wgmma. The reference of a head is a maximum seen earlier; it is raised
+// only when a score is 256 times above it, which after the first tile is rare, so that a tile
+// usually costs one barrier of its warpgroup and no rescaling.
+#pragma once
+
+#include "backends/cuda/attention/sparse_mla.cuh"
+#include "backends/cuda/device/cp_async.cuh"
+#include "backends/cuda/device/pdl.cuh"
+#include "backends/cuda/device/reduce.cuh"
+#include "backends/cuda/launch.h"
+#include "backends/sm90/attention/small_head_output.cuh"
+#include "backends/sm90/attention/sparse_mla_small_head.h"
+#include "backends/sm90/ptx/mbarrier.cuh"
+#include "backends/sm90/ptx/warpgroup.cuh"
+#include "backends/sm90/ptx/wgmma.cuh"
+
+namespace lacuna::sm90 {
+
+using cuda::kMinusInfinity;
+using cuda::kWarp;
+using cuda::smem_address;
+using cuda::SplitTask;
+
+// Scores may exceed the reference by this much (log2) before it is raised.
+constexpr float kReferenceSlack = 8.0f;
+constexpr int kRowBarrier = 1;       // both consumers
+constexpr int kConsumerBarrier = 2;  // and 3: one consumer
+constexpr int kGatherRegisters = 56;
+constexpr int kConsumerRegisters = 224;
+static_assert(kGatherRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
+
+// The block's shared memory; a constant, so that no register holds it.
+__device__ inline char* block_smem() {
+  extern __shared__ __align__(1024) char smem[];
+  return smem;
+}
+
+// Barriers of a block, in pairs: something is full, something is empty.
+template <int kHeads>
+struct Barriers {
+  using Smem = SmallHeadSmem<kHeads>;
+  uint32_t at;
+
+  static constexpr int kRopeFrom = Smem::kSlots;
+  static constexpr int kQueryFrom = kRopeFrom + Smem::kRopeSlots;
+
+  // Gathered: all threads of the gatherers, and their warps for the keys' validity. Used: the warps
+  // of a consumer.
+  __device__ uint32_t full(int slot) const { return at + 16 * slot; }
+  __device__ uint32_t rope_full(int slot) const { return full(kRopeFrom + slot); }
+  // Gathered; used by the warps of both consumers.
+  __device__ uint32_t query_full() const { return full(kQueryFrom); }
+  static __device__ uint32_t empty_of(uint32_t full) { return full + 8; }
+
+  // By a warp.
+  __device__ void init(int lane) const {
+    constexpr int kWarps = Smem::kWarps;
+    static_assert(kQueryFrom < kWarp);
+    if (lane <= kQueryFrom) {
+      const bool query = lane == kQueryFrom;
+      mbarrier_init(full(lane), kWarpgroup + (query ? 0 : kWarps));
+      mbarrier_init(empty_of(full(lane)), query ? kConsumers * kWarps : kWarps);
+    }
+    mbarrier_init_fence();
+  }
+};
+
+// A place in a ring of kSlots, whose uses are numbered through all rows of the block.
+template <int kSlots>
+struct RingPlace {
+  int slot;
+  uint32_t parity;
+
+  __device__ explicit RingPlace(uint32_t number)
+      : slot(static_cast<int>(number % kSlots)), parity(number / kSlots & 1) {}
+};
+
+__device__ inline int num_tiles(const SplitTask& task) {
+  constexpr int kTile = static_cast<int>(kTileKeys);
+  return task.end > task.begin ? (task.end - task.begin + kTile - 1) / kTile : 0;
+}
+
+// What a warpgroup does for each of the block's tasks: `work`(task, its number).
+template <class Work>
+__device__ void for_each_task(const SmallHeadParams& params, Work work) {
+  uint32_t number = 0;
+  for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
+       item += static_cast<int32_t>(gridDim.x)) {
+    SplitTask task;
+    if (cuda::find_task(params.call, item, task)) {
+      work(task, number);
+      ++number;
+    }
+  }
+}
+
+// One arrival a warp, of whose threads each has done its part.
+__device__ inline void arrive_warp(uint32_t barrier) {
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) {
+    mbarrier_arrive(barrier);
+  }
+}
+
+// ----------------------------------------------------------------------------------------- gather
+
+// The query of a row: 8 threads a head, missing heads as zeros.
+template <int kHeads, bool kHasRope>
+__device__ void load_query(const cuda::SparseMlaParams& p, int64_t row, uint32_t query_at,
+                           int thread) {
+  const int chunk = thread % 8;
+#pragma unroll
+  for (int pass = 0; pass < (kHeads + 15) / 16; ++pass) {
+    const int head = pass * 16 + thread / 8;
+    if (head >= kHeads) {
+      continue;
+    }
+    const bool exists = head < p.num_heads;
+    const auto* latent = static_cast<const Bf16*>(p.q_nope) + row * p.q_nope_strides[0] +
+                         (exists ? head : 0) * p.q_nope_strides[1] + chunk * 8;
+    const uint32_t to = query_at + head * 128 + ((chunk ^ (head & 7)) << 4);
+#pragma unroll
+    for (int slab = 0; slab < kLatentSlabs; ++slab) {
+      cuda::cp_async_16(to + slab * kHeads * 128, latent + slab * 64, exists);
+    }
+    if constexpr (kHasRope) {
+      const auto* rope = static_cast<const Bf16*>(p.q_rope) + row * p.q_rope_strides[0] +
+                         (exists ? head : 0) * p.q_rope_strides[1] + chunk * 8;
+      cuda::cp_async_16(to + kLatentSlabs * kHeads * 128, rope, exists);
+    }
+  }
+}
+
+template <int kHeads, bool kHasRope>
+__device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& barriers,
+                       uint32_t smem) {
+  using Smem = SmallHeadSmem<kHeads>;
+  const cuda::SparseMlaParams& p = params.call;
+  constexpr int kPasses = 4;  // 16 keys each, 8 threads a key
+  constexpr int kPassBytes = 16 * 128;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  const int chunk = thread % 8;
+  const int key = thread / 8;
+  const uint32_t to = smem + key * 128 + ((chunk ^ (key & 7)) << 4);
+  auto* valid = reinterpret_cast<uint8_t*>(block_smem() + Smem::kValidAt);
+  uint32_t tile_number = 0;
+  uint32_t row_number = 0;
+  for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
+       item += static_cast<int32_t>(gridDim.x)) {
+    SplitTask task;
+    if (!cuda::find_task(p, item, task)) {
+      continue;
+    }
+    const int tiles = num_tiles(task);
+    if (tiles == 0) {
+      continue;
+    }
+    const int32_t* list = p.indices.row(task.row);
+    const int32_t request = cuda::request_of(p, task.row);
+    int32_t entries[kPasses];
+    const auto read_entries = [&](int tile) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int at = task.begin + tile * static_cast<int>(kTileKeys) + pass * 16 + key;
+        entries[pass] = at < task.end ? __ldcg(list + at) : -1;
+      }
+    };
+    read_entries(0);
+    if (row_number == 0) {
+      // Nothing is waited for yet: the query comes while the list does.
+      load_query<kHeads, kHasRope>(p, task.row, smem + Smem::kQueryAt, thread);
+      mbarrier_arrive_after_copies(barriers.query_full());
+    }
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, ++tile_number) {
+      const char* from[kPasses];
+      bool exists[kPasses];
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        const int32_t cached = cuda::cached_row(p, request, entries[pass]);
+        exists[pass] = cached >= 0;
+        // Nothing is read through the address of a key that is none.
+        from[pass] =
+            (exists[pass] ? p.kv + cached * p.row_bytes : static_cast<const char*>(p.q_nope)) +
+            chunk * 16;
+      }
+      const auto arrive = [&](uint32_t barrier) {
+        mbarrier_arrive_after_copies(barrier);
+        __syncwarp();
+        if (thread % kWarp == 0) {
+          mbarrier_arrive(barrier);
+        }
+      };
+      if constexpr (kHasRope) {
+        const RingPlace<Smem::kRopeSlots> place(tile_number);
+        mbarrier_wait(Barriers<kHeads>::empty_of(barriers.rope_full(place.slot)), place.parity ^ 1);
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          cuda::cp_async_16(to + Smem::kRopeAt + place.slot * kSlabBytes + pass * kPassBytes,
+                            from[pass] + kLatentSlabs * 128, exists[pass]);
+        }
+        arrive(barriers.rope_full(place.slot));
+      }
+#pragma unroll
+      for (int group = 0; group < kGroupsOfTile; ++group) {
+        const RingPlace<Smem::kSlots> place(tile_number * kGroupsOfTile + group);
+        mbarrier_wait(Barriers<kHeads>::empty_of(barriers.full(place.slot)), place.parity ^ 1);
+        if (group == 0 && chunk == 0) {
+#pragma unroll
+          for (int pass = 0; pass < kPasses; ++pass) {
+            valid[tile_number % Smem::kValidTiles * kTileKeys + pass * 16 + key] = exists[pass];
+          }
+        }
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+          for (int slab = 0; slab < kGroupSlabs; ++slab) {
+            cuda::cp_async_16(to + place.slot * kSlotBytes + slab * kSlabBytes + pass * kPassBytes,
+                              from[pass] + (group * kGroupSlabs + slab) * 128, exists[pass]);
+          }
+        }
+        arrive(barriers.full(place.slot));
+        if (group == 0) {
+          read_entries(tile + 1);
+        }
+      }
+      if (tile == 0 && row_number > 0) {
+        mbarrier_wait(Barriers<kHeads>::empty_of(barriers.query_full()), (row_number - 1) & 1);
+        load_query<kHeads, kHasRope>(p, task.row, smem + Smem::kQueryAt, thread);
+        mbarrier_arrive_after_copies(barriers.query_full());
+      }
+    }
+    ++row_number;
+  }
+  cuda::cp_async_wait<0>();
+}
+
+// ----------------------------------------------------------------------------------------- consume
+
+// Where the weights of a tile lie: [64 keys][N heads] bf16, an operand whose columns run along
+// memory. Atoms of 8 keys, permuted within when a key's heads are more than 16 bytes.
+template <int kHeads>
+struct WeightTile {
+  static constexpr int kRowBytes = kHeads * 2;
+  static constexpr Swizzle kSwizzle = kHeads == 8    ? Swizzle::kNone
+                                      : kHeads == 16 ? Swizzle::k32
+                                                     : Swizzle::k64;
+  static constexpr uint64_t kBits = kHeads == 8
+                                        ? descriptor_bits(128, 128, kSwizzle)
+                                        : descriptor_bits(16 * kRowBytes, 8 * kRowBytes, kSwizzle);
+
+  // 8 heads of a key.
+  static __device__ uint32_t chunk_at(int key, int chunk) {
+    const uint32_t at = key * kRowBytes + chunk * 16;
+    return kHeads == 8 ? at : at ^ ((at >> 7 & (kHeads / 8 - 1)) << 4);
+  }
+};
+
+// A thread sees heads 8 i + 2 c and + 1 for i < kPairs, c = lane % 4: of scores, those of keys r
+// and r + 8 of its warp's 16, r = lane / 4; of the output, columns r and r + 8 of the warp's 16 of
+// each slab.
+template <int kHeads, bool kHasRope>
+class Consumer {
+ public:
+  using Smem = SmallHeadSmem<kHeads>;
+  using Weights = WeightTile<kHeads>;
+  static constexpr int kPairs = kHeads / 8;
+
+  __device__ Consumer(const SmallHeadParams& params, const Barriers<kHeads>& barriers,
+                      uint32_t smem)
+      : params_(params),
+        barriers_(barriers),
+        smem_(smem),
+        idx_(static_cast<int>(threadIdx.x) / kWarpgroup),
+        thread_(static_cast<int>(threadIdx.x) % kWarpgroup),
+        warp_(thread_ / kWarp),
+        lane_(thread_ % kWarp) {}
+
+  __device__ void run() {
+    uint32_t tile_number = 0;
+    uint32_t row_number = 0;  // of rows that have keys
+    for_each_task(params_, [&](const SplitTask& task, uint32_t task_number) {
+      const int tiles = num_tiles(task);
+      clear();
+      if (tiles > 0) {
+        mbarrier_wait(barriers_.query_full(), row_number & 1);
+        ++row_number;
+      }
+#pragma unroll 1
+      for (int tile = idx_; tile < tiles; tile += kConsumers) {
+        attend(tile_number + tile, tile == idx_, tile + kConsumers >= tiles, task_number & 1);
+      }
+      if (tiles <= idx_) {
+        if (tiles > 0) {
+          arrive_warp(Barriers<kHeads>::empty_of(barriers_.query_full()));
+        }
+        write_stats(task_number & 1);
+      }
+      finish(task, tiles, tile_number, task_number & 1);
+      tile_number += tiles;
+    });
+  }
+
+ private:
+  __device__ void clear() {
+#pragma unroll
+    for (int slab = 0; slab < kLatentSlabs; ++slab) {
+#pragma unroll
+      for (int i = 0; i < kHeads / 2; ++i) {
+        out_[slab][i] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2 * kPairs; ++h) {
+      reference_[h] = kMinusInfinity;
+      sum_[h] = 0.0f;
+      max_[h] = kMinusInfinity;
+    }
+  }
+
+  __device__ void sync() const { barrier_sync(kConsumerBarrier + idx_, kWarpgroup); }
+
+  __device__ static int slot(uint32_t tile_number, int group) {
+    return RingPlace<Smem::kSlots>(tile_number * kGroupsOfTile + group).slot;
+  }
+  __device__ void release(uint32_t tile_number, int group) const {
+    arrive_warp(Barriers<kHeads>::empty_of(barriers_.full(slot(tile_number, group))));
+  }
+
+  // One tile. The first two groups of a row's last stay the consumer's, for hand_over().
+  __device__ void attend(uint32_t tile_number, bool first, bool last, int task_parity) {
+    float scores[kHeads / 2];
+    multiply_keys(tile_number, scores);
+    if (last) {
+      arrive_warp(Barriers<kHeads>::empty_of(barriers_.query_full()));
+    }
+    const auto* valid = reinterpret_cast<const uint8_t*>(block_smem() + Smem::kValidAt) +
+                        tile_number % Smem::kValidTiles * kTileKeys + warp_ * 16 + lane_ / 4;
+    const bool exists[2] = {valid[0] != 0, valid[8] != 0};
+    float max[2 * kPairs];
+    bool above = false;
+#pragma unroll
+    for (int h = 0; h < 2 * kPairs; ++h) {
+      const int i = h / 2 * 4 + h % 2;
+      scores[i] = exists[0] ? scores[i] * params_.scale_log2 : kMinusInfinity;
+      scores[i + 2] = exists[1] ? scores[i + 2] * params_.scale_log2 : kMinusInfinity;
+      max[h] = fmaxf(scores[i], scores[i + 2]);
+      max_[h] = fmaxf(max_[h], max[h]);
+      above |= max[h] > reference_[h] + kReferenceSlack;
+    }
+    const uint32_t weights_at =
+        smem_ + Smem::kWeightsAt +
+        (idx_ * 2 + static_cast<int>(tile_number / kConsumers & 1)) * Smem::kWeightBytes;
+    float sums[2 * kPairs];
+    if (!first) {
+      store_weights(scores, sums, weights_at);
+    }
+    if (first || barrier_any(kConsumerBarrier + idx_, kWarpgroup, above)) {
+      raise_references(max, first);
+      store_weights(scores, sums, weights_at);
+      sync();
+    }
+#pragma unroll
+    for (int h = 0; h < 2 * kPairs; ++h) {
+      sum_[h] += sums[h];
+    }
+    multiply_values(tile_number, weights_at);
+    if (last) {
+      write_stats(task_parity);
+    }
+    static_assert(kGroupsOfTile == 4);
+    wgmma_wait<3>();
+    if (!last) {
+      release(tile_number, 0);
+    }
+    wgmma_wait<2>();
+    if (!last) {
+      release(tile_number, 1);
+    }
+    wgmma_wait<1>();
+    release(tile_number, 2);
+    wgmma_wait<0>();
+    release(tile_number, 3);
+  }
+
+  __device__ void multiply_keys(uint32_t tile_number, float (&scores)[kHeads / 2]) const {
+    constexpr uint64_t kKMajor = descriptor_bits(16, 1024, Swizzle::k128);
+#pragma unroll
+    for (int i = 0; i < kHeads / 2; ++i) {
+      scores[i] = 0.0f;
+    }
+    pin_registers(scores);
+    const auto multiply = [&](uint32_t barrier, uint32_t parity, uint32_t keys_at, int query_slab,
+                              int slabs) {
+      mbarrier_wait(barrier, parity);
+      fence_proxy_async();
+      wgmma_fence();
+      const uint64_t keys = descriptor(kKMajor, keys_at);
+      const uint64_t query =
+          descriptor(kKMajor, smem_ + Smem::kQueryAt + query_slab * kHeads * 128);
+#pragma unroll
+      for (int step = 0; step < slabs * 4; ++step) {
+        const int at = step % 4 * 32;  // of 16 columns, in a row of 128 bytes
+        wgmma<false, false>(scores, keys + (step / 4 * kSlabBytes + at) / 16,
+                            query + (step / 4 * kHeads * 128 + at) / 16);
+      }
+      wgmma_commit();
+    };
+    if constexpr (kHasRope) {
+      const RingPlace<Smem::kRopeSlots> place(tile_number);
+      multiply(barriers_.rope_full(place.slot), place.parity,
+               smem_ + Smem::kRopeAt + place.slot * kSlabBytes, kLatentSlabs, 1);
+    }
+#pragma unroll
+    for (int group = 0; group < kGroupsOfTile; ++group) {
+      const RingPlace<Smem::kSlots> place(tile_number * kGroupsOfTile + group);
+      multiply(barriers_.full(place.slot), place.parity, smem_ + place.slot * kSlotBytes,
+               group * kGroupSlabs, kGroupSlabs);
+    }
+    wgmma_wait<0>();
+    if constexpr (kHasRope) {
+      const RingPlace<Smem::kRopeSlots> place(tile_number);
+      arrive_warp(Barriers<kHeads>::empty_of(barriers_.rope_full(place.slot)));
+    }
+  }
+
+  // exp2(score - reference): as bf16 to shared memory, and summed over the thread's keys.
+  __device__ void store_weights(const float (&scores)[kHeads / 2], float (&sums)[2 * kPairs],
+                                uint32_t weights_at) const {
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float weights[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float reference = reference_[2 * pair + i % 2];
+        weights[i] =
+            exp2_fast(scores[4 * pair + i] - (reference == kMinusInfinity ? 0.0f : reference));
+      }
+      sums[2 * pair] = weights[0] + weights[2];
+      sums[2 * pair + 1] = weights[1] + weights[3];
+      stmatrix_x2(weights_at + Weights::chunk_at(warp_ * 16 + lane_ % 16, pair),
+                  cuda::pack_bf16(weights[0], weights[1]), cuda::pack_bf16(weights[2], weights[3]));
+    }
+    fence_proxy_async();
+  }
+
+  // New references: the largest scores so far. What was summed up follows.
+  __device__ void raise_references(const float (&max)[2 * kPairs], bool first) {
+    auto* maxima =
+        reinterpret_cast<float*>(block_smem() + Smem::kMaximaAt) + idx_ * Smem::kWarps * kHeads;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float2 largest = {max[2 * pair], max[2 * pair + 1]};
+#pragma unroll
+      for (int offset = 4; offset < kWarp; offset *= 2) {
+        largest.x = fmaxf(largest.x, __shfl_xor_sync(0xffffffffu, largest.x, offset));
+        largest.y = fmaxf(largest.y, __shfl_xor_sync(0xffffffffu, largest.y, offset));
+      }
+      if (lane_ < 4) {
+        *reinterpret_cast<float2*>(maxima + warp_ * kHeads + pair * 8 + lane_ * 2) = largest;
+      }
+    }
+    sync();
+    float rescale[2 * kPairs];
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      float2 largest = {reference_[2 * pair], reference_[2 * pair + 1]};
+#pragma unroll
+      for (int warp = 0; warp < Smem::kWarps; ++warp) {
+        const float2 other =
+            *reinterpret_cast<const float2*>(maxima + warp * kHeads + pair * 8 + lane_ % 4 * 2);
+        largest.x = fmaxf(largest.x, other.x);
+        largest.y = fmaxf(largest.y, other.y);
+      }
+      const float next[2] = {largest.x, largest.y};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int h = 2 * pair + i;
+        rescale[h] = exp2_fast(reference_[h] - (next[i] == kMinusInfinity ? 0.0f : next[i]));
+        reference_[h] = next[i];
+        sum_[h] *= rescale[h];
+      }
+    }
+    if (first) {
+      return;  // nothing yet
+    }
+#pragma unroll
+    for (int slab = 0; slab < kLatentSlabs; ++slab) {
+#pragma unroll
+      for (int i = 0; i < kHeads / 2; ++i) {
+        out_[slab][i] *= rescale[i / 4 * 2 + i % 2];
+      }
+    }
+  }
+
+  // Starts adding a tile to the output, one group of wgmma a group of columns.
+  __device__ void multiply_values(uint32_t tile_number, uint32_t weights_at) {
+    constexpr uint64_t kTransposed = descriptor_bits(1024, 1024, Swizzle::k128);
+    const uint64_t weights = descriptor(Weights::kBits, weights_at);
+#pragma unroll
+    for (int slab = 0; slab < kLatentSlabs; ++slab) {
+      pin_registers(out_[slab]);
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int group = 0; group < kGroupsOfTile; ++group) {
+      const uint64_t values =
+          descriptor(kTransposed, smem_ + slot(tile_number, group) * kSlotBytes);
+#pragma unroll
+      for (int slab = 0; slab < kGroupSlabs; ++slab) {
+#pragma unroll
+        for (int step = 0; step < static_cast<int>(kTileKeys) / 16; ++step) {
+          wgmma<true, true>(out_[group * kGroupSlabs + slab],
+                            values + (slab * kSlabBytes + step * 16 * 128) / 16,
+                            weights + step * 16 * Weights::kRowBytes / 16);
+        }
+      }
+      wgmma_commit();
+    }
+  }
+
+  __device__ float2* stats(int task_parity) const {
+    return reinterpret_cast<float2*>(block_smem() + Smem::kStatsAt) +
+           task_parity * kConsumers * Smem::kWarps * kHeads;
+  }
+  __device__ float* references(int task_parity) const {
+    return reinterpret_cast<float*>(block_smem() + Smem::kReferencesAt) +
+           task_parity * kConsumers * kHeads;
+  }
+
+  // The consumer's sums of weights and maxima of a row.
+  __device__ void write_stats(int task_parity) const {
+#pragma unroll
+    for (int h = 0; h < 2 * kPairs; ++h) {
+      float sum = sum_[h];
+      float max = max_[h];
+#pragma unroll
+      for (int offset = 4; offset < kWarp; offset *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+      }
+      if (lane_ < 4) {
+        const int head = h / 2 * 8 + lane_ * 2 + h % 2;
+        stats(task_parity)[(idx_ * Smem::kWarps + warp_) * kHeads + head] = {sum, max};
+        if (warp_ == 0) {
+          references(task_parity)[idx_ * kHeads + head] = reference_[h];
+        }
+      }
+    }
+  }
+
+  // Slab `i` (0..3) of what a consumer hands to the other, in the first slots of its last tile.
+  __device__ char* exchanged_slab(uint32_t tile_number, int i) const {
+    return block_smem() + slot(tile_number, i / 2) * kSlotBytes + i % 2 * kSlabBytes;
+  }
+
+  template <int kFirst>
+  __device__ void hand_over(uint32_t tile_number, int thread) const {
+#pragma unroll
+    for (int i = 0; i < kLatentSlabs / 2; ++i) {
+      auto* to = reinterpret_cast<float4*>(exchanged_slab(tile_number, i)) + thread;
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const float* from = out_[kFirst + i] + 4 * pair;
+        to[pair * kWarpgroup] = {from[0], from[1], from[2], from[3]};
+      }
+    }
+  }
+
+  // Ends a row: the two consumers' states become one, of which each writes half.
+  __device__ void finish(const SplitTask& task, int tiles, uint32_t tile_number, int task_parity) {
+    // Not known to be what it was before: registers are for the tiles, so that nothing that only
+    // the end of a row needs is worked out ahead.
+    int thread = thread_;
+    asm volatile("" : "+r"(thread));
+    const int other_idx = idx_ ^ 1;
+    // Each consumer's last tile, if it had one.
+    const uint32_t last = tile_number + tiles - 1;
+    const bool last_is_own = (tiles - 1) % kConsumers == idx_;
+    const uint32_t own_last = last - (last_is_own ? 0 : 1);
+    const uint32_t other_last = last - (last_is_own ? 1 : 0);
+    const bool other_has_keys = tiles > other_idx;
+    if (tiles > idx_) {
+      if (idx_ == 0) {
+        hand_over<kLatentSlabs / 2>(own_last, thread);
+      } else {
+        hand_over<0>(own_last, thread);
+      }
+    }
+    barrier_sync(kRowBarrier, kConsumers * kWarpgroup);
+    auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
+    if (thread < kHeads) {
+      const int head = thread;
+      const float2* own_stats = stats(task_parity) + idx_ * Smem::kWarps * kHeads + head;
+      const float2* other_stats = stats(task_parity) + other_idx * Smem::kWarps * kHeads + head;
+      float own_sum = 0.0f;
+      float other_sum = 0.0f;
+      float max = kMinusInfinity;
+#pragma unroll
+      for (int warp = 0; warp < Smem::kWarps; ++warp) {
+        const float2 own = own_stats[warp * kHeads];
+        const float2 other = other_stats[warp * kHeads];
+        own_sum += own.x;
+        other_sum += other.x;
+        max = fmaxf(max, fmaxf(own.y, other.y));
+      }
+      // Relative to the largest score, not to the references.
+      const float shift = max == kMinusInfinity ? 0.0f : max;
+      const float own_rescale = exp2_fast(references(task_parity)[idx_ * kHeads + head] - shift);
+      const float other_rescale =
+          exp2_fast(references(task_parity)[other_idx * kHeads + head] - shift);
+      const float sum = own_sum * own_rescale + other_sum * other_rescale;
+      float factor = 1.0f;
+      if (task.slot >= 0) {
+        if (idx_ == 0) {
+          params_.call.partial_sums[int64_t{task.slot} * kHeads + head] = {max, sum};
+        }
+      } else if (head < params_.call.num_heads) {
+        factor = finish_head_log2(params_.call, task.row, head, max, sum, idx_ == 0);
+      }
+      factors[head] = {own_rescale * factor, other_rescale * factor};
+    }
+    sync();
+    if (idx_ == 0) {
+      write<0>(factors, thread, task, tiles > 0, other_last, other_has_keys);
+    } else {
+      write<kLatentSlabs / 2>(factors, thread, task, tiles > 0, other_last, other_has_keys);
+    }
+    if (other_has_keys) {
+      release(other_last, 0);
+      release(other_last, 1);
+    }
+  }
+
+  // Four slabs from kFirst on, of both consumers.
+  template <int kFirst>
+  __device__ void write(const float2* factors, int thread, const SplitTask& task, bool has_keys,
+                        uint32_t other_last, bool other_has_keys) const {
+    const int warp = thread / kWarp;
+    const int lane = thread % kWarp;
+    float2 by_head[2 * kPairs];
+#pragma unroll
+    for (int h = 0; h < 2 * kPairs; ++h) {
+      by_head[h] = factors[h / 2 * 8 + lane % 4 * 2 + h % 2];
+    }
+    const auto joined = [&](int i, int pair) {
+      const float* own = out_[kFirst + i] + 4 * pair;
+      const float2 even = by_head[2 * pair];
+      const float2 odd = by_head[2 * pair + 1];
+      float4 theirs = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (other_has_keys) {
+        theirs = reinterpret_cast<const float4*>(
+            exchanged_slab(other_last, i))[pair * kWarpgroup + thread];
+      }
+      return float4{own[0] * even.x + theirs.x * even.y, own[1] * odd.x + theirs.y * odd.y,
+                    own[2] * even.x + theirs.z * even.y, own[3] * odd.x + theirs.w * odd.y};
+    };
+    if (task.slot >= 0) {
+      if (!has_keys) {
+        return;  // never read: the largest score says that there was no key
+      }
+      auto* to = reinterpret_cast<float4*>(params_.call.partial_out) +
+                 (int64_t{task.slot} * kLatentSlabs + kFirst) * kPairs * kWarpgroup + thread;
+#pragma unroll
+      for (int i = 0; i < kLatentSlabs / 2; ++i) {
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          __stcg(to + (i * kPairs + pair) * kWarpgroup, joined(i, pair));
+        }
+      }
+      return;
+    }
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      auto* to = output_at(params_.call, task.row, pair, kFirst * 64 + warp * 16, lane);
+      const bool head_exists = pair * 8 + lane / 4 < params_.call.num_heads;
+      // A factor of 0 is the answer whatever was summed up.
+      const bool even_exists = by_head[2 * pair].x != 0.0f || by_head[2 * pair].y != 0.0f;
+      const bool odd_exists = by_head[2 * pair + 1].x != 0.0f || by_head[2 * pair + 1].y != 0.0f;
+#pragma unroll
+      for (int i = 0; i < kLatentSlabs / 2; ++i) {
+        const float4 value = joined(i, pair);
+        write_output(to + i * 32, head_exists,
+                     {even_exists ? value.x : 0.0f, odd_exists ? value.y : 0.0f,
+                      even_exists ? value.z : 0.0f, odd_exists ? value.w : 0.0f});
+      }
+    }
+  }
+
+  const SmallHeadParams& params_;
+  const Barriers<kHeads> barriers_;
+  const uint32_t smem_;
+  const int idx_;
+  const int thread_;
+  const int warp_;
+  const int lane_;
+
+  // Of the consumer's tiles of a row, relative to its references.
+  float out_[kLatentSlabs][kHeads / 2];
+  float reference_[2 * kPairs];  // log2; the same in all threads of a lane % 4
+  float sum_[2 * kPairs];        // of the thread's keys
+  float max_[2 * kPairs];        // of the thread's keys, as it is
+};
+
+template <int kHeads, bool kHasRope>
+__global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_kernel(
+    const __grid_constant__ SmallHeadParams params) {
+  using Smem = SmallHeadSmem<kHeads>;
+  const uint32_t smem = smem_address(block_smem());
+  const Barriers<kHeads> barriers = {.at = smem + Smem::kBarriersAt};
+  if (threadIdx.x < kWarp) {
+    barriers.init(static_cast<int>(threadIdx.x));
+  }
+  __syncthreads();
+  cuda::prefetch_params(params);
+  cuda::pdl_wait();
+  cuda::pdl_launch_dependents();
+  if (threadIdx.x >= kConsumers * kWarpgroup) {
+    if constexpr (kHeads == 32) {
+      release_registers<kGatherRegisters>();
+    }
+    gather<kHeads, kHasRope>(params, barriers, smem);
+  } else {
+    if constexpr (kHeads == 32) {
+      claim_registers<kConsumerRegisters>();
+    }
+    Consumer<kHeads, kHasRope>(params, barriers, smem).run();
+  }
+}
+
+template <int kHeads>
+Status launch_small_head(const SmallHeadParams& params, const DeviceInfo& device,
+                         const Launch& where) {
+  const auto kernel = params.call.rope == 0 ? sparse_mla_small_head_kernel<kHeads, false>
+                                            : sparse_mla_small_head_kernel<kHeads, true>;
+  const int64_t blocks = std::min<int64_t>(params.num_items, device.sm_count);
+  return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
+                      {.grid = dim3(static_cast<unsigned>(blocks)),
+                       .block = dim3(kSmallHeadThreads),
+                       .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
+                       .pdl = true},
+                      params);
+}
+
+}  // namespace lacuna::sm90

@@ -1,0 +1,8 @@
+// The kernel for up to 32 heads.
+#include "backends/sm90/attention/sparse_mla_small_head.cuh"
+
+namespace lacuna::sm90 {
+
+template Status launch_small_head<32>(const SmallHeadParams&, const DeviceInfo&, const Launch&);
+
+}  // namespace lacuna::sm90

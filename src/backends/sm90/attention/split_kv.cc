@@ -1,0 +1,100 @@
+// The cut of sparse_mla_small_head: a table if the device has one, else a model of the time.
+#include "backends/sm90/attention/split_kv.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "backends/sm90/tuning.h"
+
+namespace lacuna::sm90 {
+namespace {
+
+constexpr int64_t kInvariantKeys = 256;  // a split, whatever the batch
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Extents that no memory could hold end here instead of wrapping around.
+constexpr int64_t kExtentMax = int64_t{1} << 56;
+int64_t product(int64_t a, int64_t b) {
+  int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
+}
+
+// Cut rows never make more blocks than this: two waves.
+int64_t blocks_max(const SplitShape& shape) {
+  return std::max<int64_t>(2 * shape.sm_count, kSplitsMax);
+}
+
+int64_t tiles_min(int64_t tiles) { return std::max<int64_t>(1, ceil_div(tiles, kSplitsMax)); }
+
+SplitKv cut(const SplitShape& shape, int64_t tiles, int64_t splits, const char* reason) {
+  const int64_t tiles_per_split = std::max(tiles_min(tiles), ceil_div(tiles, splits));
+  return {.num_splits = std::max<int64_t>(1, ceil_div(tiles, tiles_per_split)),
+          .keys_per_split = tiles_per_split * kTileKeys,
+          .rows_per_launch = shape.num_rows,
+          .reason = reason};
+}
+
+// Cycles that a call takes, cut like this.
+int64_t cycles(const SplitShape& shape, const SplitKv& split) {
+  const int64_t blocks = product(shape.num_rows, split.num_splits);
+  const int64_t waves = ceil_div(blocks, shape.sm_count);
+  const int64_t tiles = split.keys_per_split / kTileKeys;
+  const int64_t compute = tiles == 1 ? kLoneTileCycles : (tiles + tiles % 2) * kTileCycles;
+  const int64_t memory =
+      tiles * kTileMemoryCycles * std::min(blocks, shape.sm_count) / shape.sm_count;
+  int64_t total = product(waves, kBlockCycles + std::max(compute, memory));
+  if (split.num_splits > 1) {
+    // Written and read again.
+    const int64_t bytes = 2 * blocks * shape.num_heads * 512 * 4;
+    total += kCombineCycles + bytes / kCombineBytesPerCycle;
+  }
+  return total;
+}
+
+}  // namespace
+
+int64_t split_states_max(const SplitShape& shape) {
+  const int64_t splits = std::clamp<int64_t>(ceil_div(shape.list_width, kTileKeys), 1, kSplitsMax);
+  return splits == 1 ? 0 : std::min(product(shape.num_rows, splits), blocks_max(shape));
+}
+
+SplitKv split_kv(const SplitShape& shape, const Tuning* tuning) {
+  if (shape.batch_invariant) {
+    const int64_t tiles = ceil_div(shape.list_width, kTileKeys);
+    SplitKv split = cut(shape, tiles, std::max<int64_t>(1, shape.list_width / kInvariantKeys),
+                        "batch_invariant: by the list width alone");
+    if (split.num_splits > 1) {
+      split.rows_per_launch = std::max<int64_t>(1, split_states_max(shape) / split.num_splits);
+    }
+    return split;
+  }
+  const int64_t keys =
+      std::clamp<int64_t>(shape.count_max, 1, std::max<int64_t>(1, shape.list_width));
+  const int64_t tiles = ceil_div(keys, kTileKeys);
+  const int64_t blocks = blocks_max(shape);
+  if (tuning != nullptr) {
+    for (const SplitChoice& choice : tuning->sparse_mla_splits) {
+      if (choice.heads == shape.num_heads && choice.rows == shape.num_rows && choice.keys == keys &&
+          choice.splits >= 1 && product(choice.splits, shape.num_rows) <= blocks) {
+        return cut(shape, tiles, choice.splits, "from the device's tuning table");
+      }
+    }
+  }
+  SplitKv best = cut(shape, tiles, 1, "whole rows fill the SMs");
+  int64_t best_cycles = cycles(shape, best);
+  for (int64_t splits = 2; splits <= std::min(tiles, kSplitsMax); ++splits) {
+    const SplitKv split = cut(shape, tiles, splits, "rows alone do not fill the SMs");
+    if (product(shape.num_rows, split.num_splits) > blocks) {
+      break;
+    }
+    const int64_t time = cycles(shape, split);
+    if (time < best_cycles) {
+      best = split;
+      best_cycles = time;
+    }
+  }
+  return best;
+}
+
+}  // namespace lacuna::sm90

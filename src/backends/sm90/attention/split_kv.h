@@ -1,0 +1,38 @@
+// How the rows of a sparse MLA call are cut for a GPU whose SMs run one block each: from what the
+// host knows alone, so that a shape's bits are the same whatever its rows hold. No CUDA: tested on
+// made-up devices.
+#pragma once
+
+#include <cstdint>
+
+#include "lacuna/attention.h"
+#include "ops/backend.h"
+
+namespace lacuna::sm90 {
+
+inline constexpr int64_t kTileKeys = 64;
+inline constexpr int64_t kSplitsMax = 64;
+
+struct SplitShape {
+  int64_t num_rows = 0;
+  int64_t list_width = 0;
+  int64_t count_max = 0;  // the bound of valid_counts that the host knows; list_width without one
+  int64_t num_heads = 0;
+  int64_t sm_count = 0;
+  bool batch_invariant = false;
+};
+
+struct SplitKv {
+  int64_t num_splits = 1;       // of every row
+  int64_t keys_per_split = 0;   // a multiple of kTileKeys; the last split takes what remains
+  int64_t rows_per_launch = 0;  // batch-invariant: as many as the workspace holds states of
+  const char* reason = "";      // why this cut, in words
+};
+
+SplitKv split_kv(const SplitShape& shape, const Tuning* tuning);
+
+// Partial states (each of one row's split, all heads) that any cut of this shape needs: grows with
+// every extent. 0: never cut.
+int64_t split_states_max(const SplitShape& shape);
+
+}  // namespace lacuna::sm90
