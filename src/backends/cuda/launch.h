@@ -17,6 +17,7 @@ struct LaunchShape {
   dim3 grid = {1, 1, 1};
   dim3 block = {1, 1, 1};
   int64_t smem_bytes = 0;  // dynamic; more than 48 KB is asked for with the driver once a kernel
+  int cluster = 1;         // blocks along x that run as a cluster, at most 8; sm_90 and later
   // The kernel may start while its predecessor in the stream still runs; it calls
   // pdl_wait() (device/pdl.cuh) before it reads anything that the predecessor wrote.
   bool pdl = false;
@@ -42,18 +43,25 @@ Status launch(const char* name, void (*kernel)(Params...), const DeviceInfo& dev
   LACUNA_RETURN_IF_ERROR(cuda_status(cudaSetDevice(device.device.index), name));
   LACUNA_RETURN_IF_ERROR(
       allow_smem(reinterpret_cast<const void*>(kernel), device.device.index, shape.smem_bytes));
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = static_cast<size_t>(shape.smem_bytes);
   config.stream = static_cast<cudaStream_t>(where.stream);
-  // Devices before sm_90 refuse the attribute.
+  config.attrs = attributes;
+  // Devices before sm_90 refuse the attributes.
   if (shape.pdl && device.compute_capability >= 90) {
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+    attribute.val.clusterDim.y = 1;
+    attribute.val.clusterDim.z = 1;
   }
   return cuda_status(
       cudaLaunchKernelEx(&config, kernel, static_cast<Params>(std::forward<Values>(values))...),

@@ -21,6 +21,7 @@
 #include "backends/cuda/launch.h"
 #include "backends/sm90/attention/small_head_output.cuh"
 #include "backends/sm90/attention/sparse_mla_small_head.h"
+#include "backends/sm90/ptx/cluster.cuh"
 #include "backends/sm90/ptx/mbarrier.cuh"
 #include "backends/sm90/ptx/warpgroup.cuh"
 #include "backends/sm90/ptx/wgmma.cuh"
@@ -270,7 +271,7 @@ struct WeightTile {
 // A thread sees heads 8 i + 2 c and + 1 for i < kPairs, c = lane % 4: of scores, those of keys r
 // and r + 8 of its warp's 16, r = lane / 4; of the output, columns r and r + 8 of the warp's 16 of
 // each slab.
-template <int kHeads, bool kHasRope>
+template <int kHeads, bool kHasRope, bool kCluster>
 class Consumer {
  public:
   using Smem = SmallHeadSmem<kHeads>;
@@ -600,6 +601,7 @@ class Consumer {
     }
     barrier_sync(kRowBarrier, kConsumers * kWarpgroup);
     auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
+    [[maybe_unused]] float2 cluster_state = {kMinusInfinity, 0.0f};
     if (thread < kHeads) {
       const int head = thread;
       const float2* own_stats = stats(task_parity) + idx_ * Smem::kWarps * kHeads + head;
@@ -622,7 +624,9 @@ class Consumer {
           exp2_fast(references(task_parity)[other_idx * kHeads + head] - shift);
       const float sum = own_sum * own_rescale + other_sum * other_rescale;
       float factor = 1.0f;
-      if (task.slot >= 0) {
+      if constexpr (kCluster) {
+        cluster_state = {max, sum};
+      } else if (task.slot >= 0) {
         if (idx_ == 0) {
           params_.call.partial_sums[int64_t{task.slot} * kHeads + head] = {max, sum};
         }
@@ -633,68 +637,183 @@ class Consumer {
     }
     sync();
     if (idx_ == 0) {
-      write<0>(factors, thread, task, tiles > 0, other_last, other_has_keys);
+      join<0>(factors, thread, other_last, other_has_keys);
     } else {
-      write<kLatentSlabs / 2>(factors, thread, task, tiles > 0, other_last, other_has_keys);
+      join<kLatentSlabs / 2>(factors, thread, other_last, other_has_keys);
     }
     if (other_has_keys) {
       release(other_last, 0);
       release(other_last, 1);
     }
+    if constexpr (kCluster) {
+      cluster_sync();  // nobody's slots or statistics are in use
+      if (idx_ == 0 && thread < kHeads) {
+        sent_state(thread) = cluster_state;
+      }
+      if (idx_ == 0) {
+        send<0>(thread);
+      } else {
+        send<kLatentSlabs / 2>(thread);
+      }
+      cluster_sync();
+      receive(task.row, thread);
+    } else if (task.slot >= 0) {
+      if (tiles > 0) {  // else never read: the largest score says that there was no key
+        if (idx_ == 0) {
+          write_state<0>(task.slot, thread);
+        } else {
+          write_state<kLatentSlabs / 2>(task.slot, thread);
+        }
+      }
+    } else if (idx_ == 0) {
+      write<0>(task.row, thread);
+    } else {
+      write<kLatentSlabs / 2>(task.row, thread);
+    }
   }
 
   // Four slabs from kFirst on, of both consumers.
   template <int kFirst>
-  __device__ void write(const float2* factors, int thread, const SplitTask& task, bool has_keys,
-                        uint32_t other_last, bool other_has_keys) const {
-    const int warp = thread / kWarp;
+  __device__ void join(const float2* factors, int thread, uint32_t other_last,
+                       bool other_has_keys) {
     const int lane = thread % kWarp;
-    float2 by_head[2 * kPairs];
-#pragma unroll
-    for (int h = 0; h < 2 * kPairs; ++h) {
-      by_head[h] = factors[h / 2 * 8 + lane % 4 * 2 + h % 2];
-    }
-    const auto joined = [&](int i, int pair) {
-      const float* own = out_[kFirst + i] + 4 * pair;
-      const float2 even = by_head[2 * pair];
-      const float2 odd = by_head[2 * pair + 1];
-      float4 theirs = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (other_has_keys) {
-        theirs = reinterpret_cast<const float4*>(
-            exchanged_slab(other_last, i))[pair * kWarpgroup + thread];
-      }
-      return float4{own[0] * even.x + theirs.x * even.y, own[1] * odd.x + theirs.y * odd.y,
-                    own[2] * even.x + theirs.z * even.y, own[3] * odd.x + theirs.w * odd.y};
-    };
-    if (task.slot >= 0) {
-      if (!has_keys) {
-        return;  // never read: the largest score says that there was no key
-      }
-      auto* to = reinterpret_cast<float4*>(params_.call.partial_out) +
-                 (int64_t{task.slot} * kLatentSlabs + kFirst) * kPairs * kWarpgroup + thread;
-#pragma unroll
-      for (int i = 0; i < kLatentSlabs / 2; ++i) {
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          __stcg(to + (i * kPairs + pair) * kWarpgroup, joined(i, pair));
-        }
-      }
-      return;
-    }
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      auto* to = output_at(params_.call, task.row, pair, kFirst * 64 + warp * 16, lane);
-      const bool head_exists = pair * 8 + lane / 4 < params_.call.num_heads;
+      const float4 by = *reinterpret_cast<const float4*>(factors + pair * 8 + lane % 4 * 2);
       // A factor of 0 is the answer whatever was summed up.
-      const bool even_exists = by_head[2 * pair].x != 0.0f || by_head[2 * pair].y != 0.0f;
-      const bool odd_exists = by_head[2 * pair + 1].x != 0.0f || by_head[2 * pair + 1].y != 0.0f;
+      const bool even_exists = by.x != 0.0f || by.y != 0.0f;
+      const bool odd_exists = by.z != 0.0f || by.w != 0.0f;
 #pragma unroll
       for (int i = 0; i < kLatentSlabs / 2; ++i) {
-        const float4 value = joined(i, pair);
-        write_output(to + i * 32, head_exists,
-                     {even_exists ? value.x : 0.0f, odd_exists ? value.y : 0.0f,
-                      even_exists ? value.z : 0.0f, odd_exists ? value.w : 0.0f});
+        float* own = out_[kFirst + i] + 4 * pair;
+        float4 theirs = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (other_has_keys) {
+          theirs = reinterpret_cast<const float4*>(
+              exchanged_slab(other_last, i))[pair * kWarpgroup + thread];
+        }
+        own[0] = even_exists ? own[0] * by.x + theirs.x * by.y : 0.0f;
+        own[1] = odd_exists ? own[1] * by.z + theirs.y * by.w : 0.0f;
+        own[2] = even_exists ? own[2] * by.x + theirs.z * by.y : 0.0f;
+        own[3] = odd_exists ? own[3] * by.z + theirs.w * by.w : 0.0f;
       }
+    }
+  }
+
+  __device__ float4 value(int slab, int pair) const {
+    const float* sums = out_[slab] + 4 * pair;
+    return {sums[0], sums[1], sums[2], sums[3]};
+  }
+
+  template <int kFirst>
+  __device__ void write_state(int32_t slot, int thread) const {
+    auto* to = reinterpret_cast<float4*>(params_.call.partial_out) +
+               (int64_t{slot} * kLatentSlabs + kFirst) * kPairs * kWarpgroup + thread;
+#pragma unroll
+    for (int i = 0; i < kLatentSlabs / 2; ++i) {
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        __stcg(to + (i * kPairs + pair) * kWarpgroup, value(kFirst + i, pair));
+      }
+    }
+  }
+
+  template <int kFirst>
+  __device__ void write(int32_t row, int thread) const {
+    const int warp = thread / kWarp;
+    const int lane = thread % kWarp;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      auto* to = output_at(params_.call, row, pair, kFirst * 64 + warp * 16, lane);
+      const bool exists = pair * 8 + lane / 4 < params_.call.num_heads;
+#pragma unroll
+      for (int i = 0; i < kLatentSlabs / 2; ++i) {
+        write_output(to + i * 32, exists, value(kFirst + i, pair));
+      }
+    }
+  }
+
+  // A cluster joins the splits of its row: unit (slab, pair) of the output is joined by block
+  // unit % S, which finds the blocks' parts in its first slots, [its units][block][thread], and
+  // their sums and maxima behind them.
+  static constexpr int kUnits = kLatentSlabs * kPairs;
+  static constexpr int kUnitBytes = kWarpgroup * 16;
+  static constexpr int kSentStatsAt = kUnits * kUnitBytes;
+
+  template <int kFirst>
+  __device__ void send(int thread) const {
+    const int splits = params_.call.num_splits;
+    const int rank = static_cast<int>(blockIdx.x) % splits;
+#pragma unroll
+    for (int i = 0; i < kLatentSlabs / 2; ++i) {
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int unit = (kFirst + i) * kPairs + pair;
+        const uint32_t at = smem_ + (unit / splits * splits + rank) * kUnitBytes + thread * 16;
+        cluster_store(cluster_address(at, unit % splits), value(kFirst + i, pair));
+      }
+    }
+    if (kFirst == 0 && thread < kHeads) {
+      const float2 state = sent_state(thread);
+      for (int to = 0; to < splits; ++to) {
+        cluster_store(cluster_address(smem_ + kSentStatsAt + (rank * kHeads + thread) * 8, to),
+                      state);
+      }
+    }
+  }
+
+  // Largest score and sum of weights of the block's split.
+  __device__ float2& sent_state(int head) const {
+    return reinterpret_cast<float2*>(block_smem() + Smem::kStatsAt)[head];
+  }
+
+  __device__ void receive(int32_t row, int thread) const {
+    const int splits = params_.call.num_splits;
+    const int rank = static_cast<int>(blockIdx.x) % splits;
+    const int warp = thread / kWarp;
+    const int lane = thread % kWarp;
+    const auto* states = reinterpret_cast<const float2*>(block_smem() + kSentStatsAt);
+    for (int unit = rank + idx_ * splits; unit < kUnits; unit += kConsumers * splits) {
+      const int slab = unit / kPairs;
+      const int pair = unit % kPairs;
+      const int head = pair * 8 + lane % 4 * 2;
+      float2 max = {kMinusInfinity, kMinusInfinity};
+      for (int s = 0; s < splits; ++s) {
+        const float4 two = *reinterpret_cast<const float4*>(states + s * kHeads + head);
+        max = {fmaxf(max.x, two.x), fmaxf(max.y, two.z)};
+      }
+      const auto* parts =
+          reinterpret_cast<const float4*>(block_smem() + unit / splits * splits * kUnitBytes) +
+          thread;
+      float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+      float2 sum = {0.0f, 0.0f};
+      for (int s = 0; s < splits; ++s) {
+        const float4 two = *reinterpret_cast<const float4*>(states + s * kHeads + head);
+        const float4 part = parts[s * kWarpgroup];
+        const float even = exp2_fast(two.x - (max.x == kMinusInfinity ? 0.0f : max.x));
+        const float odd = exp2_fast(two.z - (max.y == kMinusInfinity ? 0.0f : max.y));
+        sum.x += even * two.y;
+        sum.y += odd * two.w;
+        // A split without keys sent zeros.
+        total.x += even * part.x;
+        total.y += odd * part.y;
+        total.z += even * part.z;
+        total.w += odd * part.w;
+      }
+      const bool writes = slab == 0 && warp == 0 && lane < 4;
+      float factors[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool exists = head + i < params_.call.num_heads;
+        factors[i] =
+            finish_head_log2(params_.call, row, exists ? head + i : 0, i == 0 ? max.x : max.y,
+                             i == 0 ? sum.x : sum.y, writes && exists);
+      }
+      write_output(output_at(params_.call, row, pair, slab * 64 + warp * 16, lane),
+                   pair * 8 + lane / 4 < params_.call.num_heads,
+                   {factors[0] == 0.0f ? 0.0f : total.x * factors[0],
+                    factors[1] == 0.0f ? 0.0f : total.y * factors[1],
+                    factors[0] == 0.0f ? 0.0f : total.z * factors[0],
+                    factors[1] == 0.0f ? 0.0f : total.w * factors[1]});
     }
   }
 
@@ -713,7 +832,7 @@ class Consumer {
   float max_[2 * kPairs];        // of the thread's keys, as it is
 };
 
-template <int kHeads, bool kHasRope>
+template <int kHeads, bool kHasRope, bool kCluster>
 __global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_kernel(
     const __grid_constant__ SmallHeadParams params) {
   using Smem = SmallHeadSmem<kHeads>;
@@ -731,24 +850,35 @@ __global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_ke
       release_registers<kGatherRegisters>();
     }
     gather<kHeads, kHasRope>(params, barriers, smem);
+    if constexpr (kCluster) {
+      __syncwarp();
+      cluster_sync();
+      cluster_sync();
+    }
   } else {
     if constexpr (kHeads == 32) {
       claim_registers<kConsumerRegisters>();
     }
-    Consumer<kHeads, kHasRope>(params, barriers, smem).run();
+    Consumer<kHeads, kHasRope, kCluster>(params, barriers, smem).run();
   }
 }
 
 template <int kHeads>
 Status launch_small_head(const SmallHeadParams& params, const DeviceInfo& device,
                          const Launch& where) {
-  const auto kernel = params.call.rope == 0 ? sparse_mla_small_head_kernel<kHeads, false>
-                                            : sparse_mla_small_head_kernel<kHeads, true>;
-  const int64_t blocks = std::min<int64_t>(params.num_items, device.sm_count);
+  const bool rope = params.call.rope > 0;
+  const auto kernel = params.cluster ? rope ? sparse_mla_small_head_kernel<kHeads, true, true>
+                                            : sparse_mla_small_head_kernel<kHeads, false, true>
+                      : rope ? sparse_mla_small_head_kernel<kHeads, true, false>
+                                     : sparse_mla_small_head_kernel<kHeads, false, false>;
+  // In a cluster a block has one task.
+  const int64_t blocks =
+      params.cluster ? params.num_items : std::min<int64_t>(params.num_items, device.sm_count);
   return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
                       {.grid = dim3(static_cast<unsigned>(blocks)),
                        .block = dim3(kSmallHeadThreads),
                        .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
+                       .cluster = params.cluster ? params.call.num_splits : 1,
                        .pdl = true},
                       params);
 }
