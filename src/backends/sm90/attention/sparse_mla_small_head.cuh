@@ -717,18 +717,43 @@ class Consumer {
     }
   }
 
+  // Four slabs to the caller's output, two at a time by way of the weights' place, so that lanes
+  // write whole lines: head h's chunk c of 8 columns lies at h * 256 + (c ^ (h & 7)) * 16.
   template <int kFirst>
   __device__ void write(int32_t row, int thread) const {
+    constexpr int kRowBytes = 2 * 128;
+    static_assert(kHeads * kRowBytes == 2 * Smem::kWeightBytes);
+    constexpr int kChunks = kRowBytes / 16;
     const int warp = thread / kWarp;
     const int lane = thread % kWarp;
+    const int weights_at = Smem::kWeightsAt + idx_ * 2 * Smem::kWeightBytes;
+    auto* out = static_cast<Bf16*>(params_.call.out) + row * params_.call.out_strides[0];
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      auto* to = output_at(params_.call, row, pair, kFirst * 64 + warp * 16, lane);
-      const bool exists = pair * 8 + lane / 4 < params_.call.num_heads;
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < kLatentSlabs / 2; ++i) {
-        write_output(to + i * 32, exists, value(kFirst + i, pair));
+      for (int slab = 0; slab < 2; ++slab) {
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          const float4 sums = value(kFirst + half * 2 + slab, pair);
+          const int chunk = slab * 8 + warp * 2 + lane / 8 % 2;
+          stmatrix_x2_trans(
+              smem_ + weights_at + (pair * 8 + lane % 8) * kRowBytes + ((chunk ^ (lane % 8)) << 4),
+              cuda::pack_bf16(sums.x, sums.y), cuda::pack_bf16(sums.z, sums.w));
+        }
       }
+      sync();
+#pragma unroll
+      for (int i = 0; i < kHeads * kChunks / kWarpgroup; ++i) {
+        const int head = (i * kWarpgroup + thread) / kChunks;
+        const int chunk = (i * kWarpgroup + thread) % kChunks;
+        if (head < params_.call.num_heads) {
+          *reinterpret_cast<uint4*>(out + head * params_.call.out_strides[1] +
+                                    (kFirst + half * 2) * 64 + chunk * 8) =
+              *reinterpret_cast<const uint4*>(block_smem() + weights_at + head * kRowBytes +
+                                              ((chunk ^ (head & 7)) << 4));
+        }
+      }
+      sync();
     }
   }
 

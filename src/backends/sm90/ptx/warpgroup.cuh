@@ -54,10 +54,10 @@ __device__ inline void stmatrix_x2(uint32_t smem, uint32_t r0, uint32_t r1) {
                "r"(r1)
                : "memory");
 }
-__device__ inline void stmatrix_x4(uint32_t smem, uint32_t r0, uint32_t r1, uint32_t r2,
-                                   uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem),
-               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+// The same, each matrix transposed.
+__device__ inline void stmatrix_x2_trans(uint32_t smem, uint32_t r0, uint32_t r1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(smem),
+               "r"(r0), "r"(r1)
                : "memory");
 }
 
