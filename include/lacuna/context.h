@@ -20,6 +20,9 @@ struct ContextOptions {
   int num_threads = 0;
   // Whether GPUs are looked for. Creating a context on them takes memory and start-up time.
   bool use_cuda = true;
+  // A table of measured choices, written by `lacuna tune`, for the GPUs whose name and SM count are
+  // those that it was measured on. Empty: none. An error when no GPU of the context is such a one.
+  std::string tuning_file;
 };
 
 // What a call needs besides its arguments. `stream` is the backend's stream (null on the CPU).
@@ -56,11 +59,13 @@ struct KernelRefusal {
 
 // What dispatch would do with given arguments. `status` is ok when some kernel runs them; then
 // `kernel` names it, and `preferred` tells whether it was chosen for speed or only because nothing
-// else runs. `refusals` lists every kernel that refused. Nothing is launched.
+// else runs. `detail` is how it would cut the work and why, in words; empty: the kernel has no
+// choice there. `refusals` lists every kernel that refused. Nothing is launched.
 struct Explanation {
   Status status;
   std::string kernel;
   bool preferred = false;
+  std::string detail;
   std::vector<KernelRefusal> refusals;
 };
 

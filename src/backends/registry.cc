@@ -1,6 +1,8 @@
 // The explicit, ordered list of backends; builds a Context.
 #include "backends/cpu/backend.h"
+#include "core/check.h"
 #include "ops/backend.h"
+#include "ops/dispatch.h"
 #ifdef LACUNA_HAVE_CUDA
 #include "backends/cuda/backend.h"
 #include "backends/sm90/backend.h"
@@ -31,6 +33,10 @@ Result<Context> Context::create(const ContextOptions& options) {
   state->cuda_status = "this build has no CUDA code";
 #endif
   state->backends.push_back(&cpu::kBackend);
+  if (!options.tuning_file.empty()) {
+    LACUNA_ASSIGN_OR_RETURN(Tuning tuning, read_tuning(options.tuning_file));
+    LACUNA_RETURN_IF_ERROR(give_tuning(std::move(tuning), options.tuning_file, *state));
+  }
   return Context(std::move(state));
 }
 

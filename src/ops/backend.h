@@ -37,7 +37,7 @@ struct DeviceInfo {
   std::shared_ptr<const Tuning> tuning;  // null: none was given
 };
 
-// A kernel is a name and up to four functions. `Args` are validated before any of them is called.
+// A kernel is a name and up to five functions. `Args` are validated before any of them is called.
 template <class Args>
 struct Kernel {
   const char* name;                                    // "cpu/sparse_mla"
@@ -46,6 +46,8 @@ struct Kernel {
   int64_t (*workspace_bytes)(const Args&, const DeviceInfo&) = nullptr;  // null: none
   Status (*run)(const Args&, const DeviceInfo&,
                 const Launch&);  // no allocation, no synchronisation
+  // How it would run arguments that it supports, for explain(). Null: nothing to say.
+  std::string (*describe)(const Args&, const DeviceInfo&) = nullptr;
 };
 
 template <class Args>

@@ -13,7 +13,13 @@ namespace lacuna {
 // The device with this kind and index, or null.
 const DeviceInfo* find_device(const ContextState& state, Device device);
 
+// Gives a table to the devices that it was measured on; an error when there is none, since somebody
+// who names a table wants it used. `source` is what the error calls the table.
+Status give_tuning(Tuning tuning, const std::string& source, ContextState& state);
+
 std::string device_text(Device device);
+// Why no kernel of a backend runs on a device of its kind.
+std::string unavailable_text(const Backend& backend, const DeviceInfo& device);
 std::string refusals_text(const std::vector<KernelRefusal>& refusals);
 
 template <class Args>
@@ -44,7 +50,15 @@ Pick<Args> pick(const Context& context, const Args& args, bool collect = false) 
     // keep.
     const bool keep = collect || pass == 1;
     for (const Backend* backend : state.backends) {
-      if (backend->device_kind != where.kind || !backend->available(*result.device)) {
+      if (backend->device_kind != where.kind) {
+        continue;
+      }
+      if (!backend->available(*result.device)) {
+        for (const Kernel<Args>& kernel : Op<Args>::list(*backend)) {
+          if (keep) {
+            result.refusals.push_back({kernel.name, unavailable_text(*backend, *result.device)});
+          }
+        }
         continue;
       }
       for (const Kernel<Args>& kernel : Op<Args>::list(*backend)) {
@@ -157,6 +171,9 @@ Explanation explain_op(const Context& context, const Args& args) {
   if (choice.kernel != nullptr) {
     explanation.kernel = choice.kernel->name;
     explanation.preferred = choice.preferred;
+    if (choice.kernel->describe != nullptr) {
+      explanation.detail = choice.kernel->describe(args, *choice.device);
+    }
   }
   return explanation;
 }

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
+
+#include "lacuna/status.h"
 
 namespace lacuna {
 
@@ -16,7 +20,20 @@ struct SplitChoice {
 };
 
 struct Tuning {
+  // What it was measured on. The name belongs to a measurement, though not to a rule: GPUs with as
+  // many SMs differ in clocks and memory.
+  std::string device;
+  int64_t sm_count = 0;
   std::vector<SplitChoice> sparse_mla_splits;
 };
+
+// A table is CSV: comments, of which "# device: NAME" and "# sm_count: N" are required, then the
+// line "heads,rows,keys,splits", then a line a choice. `source` is what errors call the text.
+Result<Tuning> parse_tuning(std::string_view text, const std::string& source);
+// Of ContextOptions::tuning_file, which errors name.
+Result<Tuning> read_tuning(const std::string& path);
+
+// The text that parse_tuning() reads; each of `notes` ("date: ...") becomes a comment.
+std::string tuning_text(const Tuning& tuning, const std::vector<std::string>& notes);
 
 }  // namespace lacuna

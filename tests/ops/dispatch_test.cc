@@ -91,6 +91,11 @@ const Kernel<ProbeArgs> kEven = {"x/even", even_size, nullptr, nullptr, say<'e'>
 const Kernel<ProbeArgs> kSlow = {"y/slow", any_size, never, nullptr, say<'l'>};
 const Kernel<ProbeArgs> kOther = {"y/other", any_size, never, nullptr, say<'o'>};
 
+std::string text(const Explanation& explanation) {
+  return explanation.kernel + (explanation.preferred ? " (preferred)" : "") +
+         refusals_text(explanation.refusals);
+}
+
 class Dispatch : public testing::Test {
  protected:
   std::string run(ProbeArgs args, Launch launch = {}) {
@@ -171,7 +176,14 @@ TEST_F(Dispatch, SkipsBackendsThatTheDeviceLacks) {
   });
   const ProbeBackend portable = backend({kSlow}, DeviceKind::kCuda);
   context_ = context_of({&hopper, &portable});
-  EXPECT_EQ(run({.size = 4, .device = {DeviceKind::kCuda, 0}}), "l@gpu");
+  const Device gpu = {DeviceKind::kCuda, 0};
+  EXPECT_EQ(run({.size = 4, .device = gpu}), "l@gpu");
+  EXPECT_EQ(text(explain_op(context_, ProbeArgs{.size = 4, .device = gpu})),
+            "y/slow: x/even: made up does not run on @gpu (compute capability 8.0); y/slow: can "
+            "run, but does not pay here");
+  EXPECT_EQ(run({.size = 4, .device = gpu, .kernel = "x/even"}),
+            "not found: probe: there is no kernel \"x/even\" for cuda:0: x/even: made up does not "
+            "run on @gpu (compute capability 8.0); y/slow: not the kernel that was asked for");
 }
 
 TEST_F(Dispatch, ValidatesBeforeItChooses) {
@@ -210,11 +222,6 @@ TEST_F(Dispatch, ChecksTheWorkspaceOfTheChosenKernel) {
   EXPECT_EQ(run({.size = 4, .kernel = "y/slow"}), "l@cpu");
 }
 
-std::string text(const Explanation& explanation) {
-  return explanation.kernel + (explanation.preferred ? " (preferred)" : "") +
-         refusals_text(explanation.refusals);
-}
-
 TEST_F(Dispatch, ExplainsAChoiceForSpeed) {
   const Explanation explanation = explain_op(context_, ProbeArgs{.size = 10});
   EXPECT_TRUE(explanation.status.ok());
@@ -235,10 +242,60 @@ TEST_F(Dispatch, ExplainsThatNothingRuns) {
   EXPECT_EQ(text(explanation), ": x/small: size 11, at most 8; x/even: size must be even");
 }
 
+TEST_F(Dispatch, ExplainsHowTheChosenKernelWouldRun) {
+  const ProbeBackend telling =
+      backend({{"z/telling", size_up_to_8, nullptr, nullptr, say<'t'>,
+                [](const ProbeArgs& args, const DeviceInfo& info) {
+                  return std::to_string(args.size) + " parts on " + info.name;
+                }},
+               kSlow});
+  const Context context = context_of({&telling});
+  EXPECT_EQ(explain_op(context, ProbeArgs{.size = 4}).detail, "4 parts on @cpu");
+  EXPECT_EQ(explain_op(context, ProbeArgs{.size = 9}).detail, "");
+}
+
 TEST_F(Dispatch, ExplainsWithoutRunning) {
   std::string ran;
   EXPECT_EQ(explain_op(context_, ProbeArgs{.size = 4, .ran = &ran}).kernel, "x/small");
   EXPECT_EQ(ran, "");
+}
+
+// A state with an H200 and its slice, which has the name of a card of its own.
+ContextState two_gpus() {
+  ContextState state;
+  state.devices.resize(3);
+  state.devices[1] = {.device = {DeviceKind::kCuda, 0}, .name = "H200", .sm_count = 132};
+  state.devices[2] = {.device = {DeviceKind::kCuda, 1}, .name = "H200 MIG", .sm_count = 16};
+  return state;
+}
+
+TEST(GiveTuning, GoesToTheDevicesThatWereMeasured) {
+  ContextState state = two_gpus();
+  const Tuning table = {.device = "H200 MIG", .sm_count = 16, .sparse_mla_splits = {{8, 1, 64, 1}}};
+  ASSERT_TRUE(give_tuning(table, "t.csv", state).ok());
+  EXPECT_EQ(state.devices[0].tuning, nullptr);
+  EXPECT_EQ(state.devices[1].tuning, nullptr);
+  ASSERT_NE(state.devices[2].tuning, nullptr);
+  EXPECT_EQ(state.devices[2].tuning->sparse_mla_splits.size(), 1u);
+}
+
+TEST(GiveTuning, RefusesATableOfAnotherDevice) {
+  ContextState state = two_gpus();
+  const char* others =
+      ", but cuda:0 is H200 with 132 SMs; cuda:1 is H200 MIG with 16 SMs; lacuna tune measures a "
+      "table for a device";
+  EXPECT_EQ(give_tuning({.device = "H100", .sm_count = 132}, "t.csv", state).message(),
+            std::string("tuning_file: t.csv was measured on H100 with 132 SMs") + others);
+  EXPECT_EQ(give_tuning({.device = "H200", .sm_count = 16}, "t.csv", state).message(),
+            std::string("tuning_file: t.csv was measured on H200 with 16 SMs") + others);
+  for (const DeviceInfo& device : state.devices) {
+    EXPECT_EQ(device.tuning, nullptr);
+  }
+  state.devices.resize(1);
+  state.cuda_status = "not asked for";
+  EXPECT_EQ(give_tuning({.device = "H200", .sm_count = 132}, "t.csv", state).message(),
+            "tuning_file: t.csv was measured on H200 with 132 SMs, but there is no GPU: not asked "
+            "for; lacuna tune measures a table for a device");
 }
 
 }  // namespace
