@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "backends/cuda/device/addressing.h"
 #include "backends/cuda/device/strided.h"
@@ -120,6 +121,11 @@ int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& 
 // Refuses what does not fit a grid or a schedule.
 Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device,
                              int64_t heads_per_block);
+
+// "splits of 512 keys, 4 a row", or "whole rows".
+std::string describe_cut(int64_t num_splits, int64_t keys_per_split);
+// "a schedule of at most 196 tasks".
+std::string describe_schedule(int64_t num_tasks);
 
 // What a call says of tensors, without the cut and its partial states.
 SparseMlaParams sparse_mla_params(const SparseMlaArgs& args);

@@ -38,12 +38,39 @@ int64_t head_blocks(const PlanShape& shape, int64_t heads_per_block) {
   return std::max<int64_t>(1, ceil_div(shape.num_heads, heads_per_block));
 }
 
+// A batch-invariant call cuts by the list width, whatever was scheduled.
+bool is_scheduled(const SparseMlaArgs& args) {
+  return !args.schedule.empty() && !args.batch_invariant;
+}
+
 // A split's keys so that a list of `keys` has at most kSplitsMax of them.
 int64_t keys_per_split_min(int64_t keys) {
   return std::max(kSplitKeys, round_up(ceil_div(keys, kSplitsMax), kSplitKeys));
 }
 
+// How cuda/sparse_mla_mma would cut a call: its blocks serve as many heads as a plan counts as one.
+std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const PlanShape shape = plan_shape(args, device);
+  const std::string where = ", on " + std::to_string(device.sm_count) + " SMs";
+  if (is_scheduled(args)) {
+    return describe_schedule(scheduled_tasks_max(shape)) + where;
+  }
+  const SplitPlan plan = plan_splits(shape, kPlanHeads);
+  return describe_cut(plan.num_splits, plan.keys_per_split) + where +
+         (args.batch_invariant ? ": batch_invariant, by the list width alone" : "");
+}
+
 }  // namespace
+
+std::string describe_cut(int64_t num_splits, int64_t keys_per_split) {
+  return num_splits == 1 ? "whole rows"
+                         : "splits of " + std::to_string(keys_per_split) + " keys, " +
+                               std::to_string(num_splits) + " a row";
+}
+
+std::string describe_schedule(int64_t num_tasks) {
+  return "a schedule of at most " + std::to_string(num_tasks) + " tasks";
+}
 
 SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
   if (shape.batch_invariant) {
@@ -136,7 +163,7 @@ int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& 
 Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device,
                              int64_t heads_per_block) {
   const PlanShape shape = plan_shape(args, device);
-  const bool scheduled = !args.schedule.empty() && !args.batch_invariant;
+  const bool scheduled = is_scheduled(args);
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   const int64_t items =
       scheduled ? scheduled_tasks_max(shape) : product(shape.num_rows, plan.num_splits);
@@ -210,7 +237,7 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   params.num_slots = partials / shape.num_heads;
 
   const int64_t blocks_per_item = head_blocks(shape, heads_per_block);
-  if (!args.schedule.empty() && !args.batch_invariant) {
+  if (is_scheduled(args)) {
     params.schedule = static_cast<const int4*>(args.schedule.data);
     LACUNA_RETURN_IF_ERROR(
         attend(params, device, where, scheduled_tasks_max(shape) * blocks_per_item));
@@ -234,7 +261,8 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
 const Kernel<SparseMlaArgs> kSparseMla[2] = {{.name = "cuda/sparse_mla_mma",
                                               .supports = supports_sparse_mla_mma,
                                               .workspace_bytes = sparse_mla_workspace_bytes,
-                                              .run = run_sparse_mla_mma},
+                                              .run = run_sparse_mla_mma,
+                                              .describe = describe_mma},
                                              {.name = "cuda/sparse_mla_simt",
                                               .supports = supports_sparse_mla_simt,
                                               .workspace_bytes = sparse_mla_workspace_bytes,

@@ -1,6 +1,7 @@
 // sm90/sparse_mla_small_head on the host: what it runs, its workspace, its launches.
 #include "backends/sm90/attention/sparse_mla_small_head.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -76,7 +77,7 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
   if (args.out.dtype != DType::kBFloat16) {
     return unsupported("out: " + std::string(dtype_name(args.out.dtype)) + ", expected bfloat16");
   }
-  LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 4));
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 16));
   if (!lies_at(args.kv.data, 16) || args.kv.row_bytes % 16 != 0) {
     return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
                        " bytes, expected data and rows at multiples of 16");
@@ -103,12 +104,27 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
   return ok_status();
 }
 
+bool preferred(const SparseMlaArgs& args, const DeviceInfo& device) {
+  return prefers_small_head(split_shape(args, device));
+}
+
+std::string describe(const SparseMlaArgs& args, const DeviceInfo& device) {
+  const std::string where = ", on " + std::to_string(device.sm_count) + " SMs";
+  if (is_scheduled(args)) {
+    return cuda::describe_schedule(cuda::scheduled_tasks_max(cuda::plan_shape(args, device))) +
+           where;
+  }
+  const SplitKv split = split_kv(split_shape(args, device), device.tuning.get());
+  return cuda::describe_cut(split.num_splits, split.keys_per_split) + where + ": " + split.reason;
+}
+
 int64_t workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
   const int64_t heads = states_max(args, device) * padded_heads(args.out.shape[1]);
   Workspace workspace;
   workspace.take<float>(heads * kLatent);
   workspace.take<float2>(heads);
-  return workspace.used_bytes();
+  // A call of fewer rows, which a portable kernel takes, fits into the workspace of a larger one.
+  return std::max(workspace.used_bytes(), cuda::sparse_mla_workspace_bytes(args, device));
 }
 
 Status attend(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where) {
@@ -143,12 +159,13 @@ Status run(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& wh
   const SplitKv split = split_kv(shape, device.tuning.get());
   params.call.num_splits = static_cast<int32_t>(split.num_splits);
   params.call.keys_per_split = split.keys_per_split;
+  params.cluster = split.cluster;
   for (int64_t first = 0; first < shape.num_rows; first += split.rows_per_launch) {
     const int64_t rows = std::min(split.rows_per_launch, shape.num_rows - first);
     params.call.first_row = first;
     params.num_items = static_cast<int32_t>(rows * split.num_splits);
     LACUNA_RETURN_IF_ERROR(attend(params, device, where));
-    if (split.num_splits > 1) {
+    if (split.num_splits > 1 && !split.cluster) {
       LACUNA_RETURN_IF_ERROR(combine_small_head(params, device, where, rows));
     }
   }
@@ -159,7 +176,9 @@ Status run(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& wh
 
 const Kernel<SparseMlaArgs> kSparseMlaSmallHead = {.name = "sm90/sparse_mla_small_head",
                                                    .supports = supports,
+                                                   .preferred = preferred,
                                                    .workspace_bytes = workspace_bytes,
-                                                   .run = run};
+                                                   .run = run,
+                                                   .describe = describe};
 
 }  // namespace lacuna::sm90

@@ -20,9 +20,9 @@ int64_t product(int64_t a, int64_t b) {
   return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
 }
 
-// Cut rows never make more blocks than this: two waves.
-int64_t blocks_max(const SplitShape& shape) {
-  return std::max<int64_t>(2 * shape.sm_count, kSplitsMax);
+// Cut rows never make more tasks than this: four waves.
+int64_t tasks_max(const SplitShape& shape) {
+  return std::max<int64_t>(4 * shape.sm_count, kSplitsMax);
 }
 
 int64_t tiles_min(int64_t tiles) { return std::max<int64_t>(1, ceil_div(tiles, kSplitsMax)); }
@@ -32,31 +32,47 @@ SplitKv cut(const SplitShape& shape, int64_t tiles, int64_t splits, const char* 
   return {.num_splits = std::max<int64_t>(1, ceil_div(tiles, tiles_per_split)),
           .keys_per_split = tiles_per_split * kTileKeys,
           .rows_per_launch = shape.num_rows,
+          .cluster = false,
           .reason = reason};
+}
+
+// Two blocks can join through each other's shared memory. With more, or when clusters wait for
+// room, the joining kernel was faster.
+bool pays_as_cluster(const SplitShape& shape, int64_t num_splits) {
+  return num_splits == 2 && product(shape.num_rows, num_splits) <= shape.sm_count;
 }
 
 // Cycles that a call takes, cut like this.
 int64_t cycles(const SplitShape& shape, const SplitKv& split) {
-  const int64_t blocks = product(shape.num_rows, split.num_splits);
-  const int64_t waves = ceil_div(blocks, shape.sm_count);
+  const int64_t tasks = product(shape.num_rows, split.num_splits);
+  const int64_t waves = ceil_div(tasks, shape.sm_count);
   const int64_t tiles = split.keys_per_split / kTileKeys;
-  const int64_t compute = tiles == 1 ? kLoneTileCycles : (tiles + tiles % 2) * kTileCycles;
+  const int64_t compute =
+      tiles == 1 ? kTileCycles : kTilePairCycles + (tiles - 2) * kNextTileCycles;
   const int64_t memory =
-      tiles * kTileMemoryCycles * std::min(blocks, shape.sm_count) / shape.sm_count;
-  int64_t total = product(waves, kBlockCycles + std::max(compute, memory));
-  if (split.num_splits > 1) {
-    // Written and read again.
-    const int64_t bytes = 2 * blocks * shape.num_heads * 512 * 4;
-    total += kCombineCycles + bytes / kCombineBytesPerCycle;
+      product(tiles * kTileMemoryCycles, std::min(tasks, shape.sm_count)) / shape.sm_count;
+  const int64_t total = product(waves, kTaskCycles + std::max(compute, memory));
+  if (split.num_splits == 1) {
+    return total;
   }
-  return total;
+  if (split.cluster) {
+    return total + kClusterJoinCycles;
+  }
+  const int64_t bytes = 2 * product(tasks, shape.num_heads * 512 * 4);  // written, read again
+  return total + kJoinCycles + bytes / kJoinBytesPerCycle;
 }
 
 }  // namespace
 
 int64_t split_states_max(const SplitShape& shape) {
   const int64_t splits = std::clamp<int64_t>(ceil_div(shape.list_width, kTileKeys), 1, kSplitsMax);
-  return splits == 1 ? 0 : std::min(product(shape.num_rows, splits), blocks_max(shape));
+  return splits == 1 ? 0 : std::min(product(shape.num_rows, splits), tasks_max(shape));
+}
+
+bool prefers_small_head(const SplitShape& shape) {
+  // Another number of rows may not change a row's kernel either.
+  return shape.batch_invariant || shape.num_rows >= kSmallHeadRowsMin ||
+         product(shape.num_rows, std::min(shape.list_width, shape.count_max)) >= kSmallHeadKeysMin;
 }
 
 SplitKv split_kv(const SplitShape& shape, const Tuning* tuning) {
@@ -72,22 +88,31 @@ SplitKv split_kv(const SplitShape& shape, const Tuning* tuning) {
   const int64_t keys =
       std::clamp<int64_t>(shape.count_max, 1, std::max<int64_t>(1, shape.list_width));
   const int64_t tiles = ceil_div(keys, kTileKeys);
-  const int64_t blocks = blocks_max(shape);
+  const int64_t tasks = tasks_max(shape);
   if (tuning != nullptr) {
     for (const SplitChoice& choice : tuning->sparse_mla_splits) {
       if (choice.heads == shape.num_heads && choice.rows == shape.num_rows && choice.keys == keys &&
-          choice.splits >= 1 && product(choice.splits, shape.num_rows) <= blocks) {
-        return cut(shape, tiles, choice.splits, "from the device's tuning table");
+          choice.splits >= 1 && product(choice.splits, shape.num_rows) <= tasks) {
+        SplitKv split = cut(shape, tiles, choice.splits, "from the device's tuning table");
+        split.cluster = pays_as_cluster(shape, split.num_splits);
+        return split;
       }
     }
   }
-  SplitKv best = cut(shape, tiles, 1, "whole rows fill the SMs");
+  SplitKv best = cut(shape, tiles, 1,
+                     shape.num_rows >= shape.sm_count ? "whole rows fill the SMs"
+                     : tiles == 1                     ? "a list is one tile"
+                                                      : "joining splits would cost more");
   int64_t best_cycles = cycles(shape, best);
   for (int64_t splits = 2; splits <= std::min(tiles, kSplitsMax); ++splits) {
-    const SplitKv split = cut(shape, tiles, splits, "rows alone do not fill the SMs");
-    if (product(shape.num_rows, split.num_splits) > blocks) {
+    SplitKv split =
+        cut(shape, tiles, splits,
+            shape.num_rows < shape.sm_count ? "rows alone do not fill the SMs"
+                                            : "whole rows leave a part of the last wave idle");
+    if (product(shape.num_rows, split.num_splits) > tasks) {
       break;
     }
+    split.cluster = pays_as_cluster(shape, split.num_splits);
     const int64_t time = cycles(shape, split);
     if (time < best_cycles) {
       best = split;

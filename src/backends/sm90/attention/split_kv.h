@@ -26,8 +26,13 @@ struct SplitKv {
   int64_t num_splits = 1;       // of every row
   int64_t keys_per_split = 0;   // a multiple of kTileKeys; the last split takes what remains
   int64_t rows_per_launch = 0;  // batch-invariant: as many as the workspace holds states of
+  bool cluster = false;         // a row's splits are a cluster, which joins them
   const char* reason = "";      // why this cut, in words
 };
+
+// False: so few rows that a portable kernel, whose blocks start sooner, is faster. A
+// batch-invariant row keeps its bits, and so its kernel, whatever the number of rows.
+bool prefers_small_head(const SplitShape& shape);
 
 SplitKv split_kv(const SplitShape& shape, const Tuning* tuning);
 
