@@ -66,7 +66,12 @@ class GpuBench {
   // The operation whose arguments for call i are `args(i)`, with the workspace that those of call 0
   // need, by the kernel that dispatch chooses for them.
   template <class MakeArgs>
-  Result<Subject> subject(MakeArgs args);
+  Result<Subject> subject(MakeArgs args) {
+    return subject(*context_, args);
+  }
+  // By what another context, of the same device, chooses.
+  template <class MakeArgs>
+  Result<Subject> subject(const Context& context, MakeArgs args);
 
   // Calls of a graph that make it last for milliseconds, so that its start does not count.
   Result<int64_t> nodes_for(const Subject& subject);
@@ -74,6 +79,10 @@ class GpuBench {
   // warm, and tells a line of each. `line` says what they all are.
   Status measure(const std::vector<Subject>& subjects, const std::vector<Enqueue>& floors,
                  int64_t nodes, const BenchLine& line, const TellLine& tell);
+  // Times these calls in turns, cold.
+  Result<std::vector<Timing>> time_cold(const std::vector<Enqueue>& calls, int64_t nodes) {
+    return time(calls, nodes, /*cold=*/true, method_.rounds);
+  }
 
  private:
   GpuBench(const Context& context, const DeviceInfo& device, const GpuMethod& method,
@@ -99,13 +108,13 @@ class GpuBench {
 };
 
 template <class MakeArgs>
-Result<Subject> GpuBench::subject(MakeArgs args) {
+Result<Subject> GpuBench::subject(const Context& context, MakeArgs args) {
   const auto first = args(0);
-  const Explanation explanation = explain_op(*context_, first);
+  const Explanation explanation = explain_op(context, first);
   if (!explanation.status.ok()) {
     return explanation.status;
   }
-  const Result<int64_t> bytes = op_workspace_bytes(*context_, first);
+  const Result<int64_t> bytes = op_workspace_bytes(context, first);
   if (!bytes.ok()) {
     return bytes.status();
   }
@@ -115,8 +124,8 @@ Result<Subject> GpuBench::subject(MakeArgs args) {
   }
   const auto workspace = std::make_shared<DeviceMemory>(std::move(*memory));
   return Subject{.kernel = explanation.kernel,
-                 .enqueue = [context = context_, args, workspace](int64_t i, void* stream) {
-                   return run_op(*context, args(i),
+                 .enqueue = [context, args, workspace](int64_t i, void* stream) {
+                   return run_op(context, args(i),
                                  {.stream = stream,
                                   .workspace = workspace->data(),
                                   .workspace_bytes = workspace->bytes()});

@@ -2,41 +2,28 @@
 // graphs a buffer larger than L2 is rewritten. Warm: every node has the same lists.
 #include "benchmarks/sparse_mla_gpu.h"
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <numeric>
+#include <iterator>
 #include <utility>
 
 #include "benchmarks/gather_floor.h"
 #include "benchmarks/peer_library.h"
+#include "benchmarks/sparse_mla_calls.h"
 #include "core/check.h"
-#include "core/rng.h"
 
 namespace lacuna::bench {
 namespace {
-
-constexpr int64_t kPoolBytes = int64_t{4} << 30;
-constexpr int64_t kFilledTokens = 16384;  // random ones, repeated through the pool
-// Nodes of a graph: enough to hide its start, as many as bring 256 MB.
-constexpr int64_t kNodesMin = 10;
-constexpr int64_t kNodesMax = 60;
-constexpr int64_t kGraphBytes = int64_t{256} << 20;
-
-struct Shape {
-  int64_t heads;
-  int64_t topk;
-  int64_t rows;
-  KvLayout layout;
-};
 
 class Bench {
  public:
   Bench(GpuBench gpu, const SparseMlaGrid& grid, const Peer* peer)
       : gpu_(std::move(gpu)), grid_(grid), peer_(peer) {}
 
-  Status set_layout(const KvLayout& layout);
-  Status measure(const Shape& shape, const TellLine& tell);
+  Status set_layout(const KvLayout& layout) {
+    pool_ = SparseMlaPool();
+    LACUNA_ASSIGN_OR_RETURN(pool_, make_sparse_mla_pool(gpu_, layout, grid_.context));
+    return ok_status();
+  }
+  Status measure(int64_t heads, int64_t topk, int64_t rows, const TellLine& tell);
 
  private:
   // Gathers of these lists in all shapes that could be fastest.
@@ -45,33 +32,8 @@ class Bench {
   GpuBench gpu_;
   const SparseMlaGrid& grid_;
   const Peer* peer_;
-  DeviceMemory pool_;
-  KvCacheView kv_;
+  SparseMlaPool pool_;
 };
-
-// A pool of random tokens, written by the library.
-Status Bench::set_layout(const KvLayout& layout) {
-  const int64_t tokens = grid_.context > 0 ? grid_.context : kPoolBytes / layout.record_bytes() + 1;
-  pool_ = DeviceMemory();
-  LACUNA_ASSIGN_OR_RETURN(pool_, gpu_.allocate(tokens * layout.record_bytes()));
-  kv_ = flat_rows(pool_.data(), layout, tokens, gpu_.where());
-  const int64_t filled = std::min(tokens, kFilledTokens);
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory values, gpu_.random_f32(filled * layout.d_qk(), 3));
-  std::vector<int64_t> slots(filled);
-  std::iota(slots.begin(), slots.end(), 0);
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory device_slots, gpu_.upload(slots));
-  const float* latent = static_cast<const float*>(values.data());
-  AppendKvArgs append = {.latent = view_of(latent, {filled, layout.latent}, gpu_.where()),
-                         .slot_mapping = view_of(static_cast<const int64_t*>(device_slots.data()),
-                                                 {filled}, gpu_.where()),
-                         .kv = kv_};
-  if (layout.rope > 0) {
-    append.rope = view_of(latent + filled * layout.latent, {filled, layout.rope}, gpu_.where());
-  }
-  LACUNA_RETURN_IF_ERROR(append_kv(gpu_.context(), append, {.stream = gpu_.stream()}));
-  LACUNA_RETURN_IF_ERROR(gpu_.repeat(pool_.data(), filled * layout.record_bytes(), pool_.bytes()));
-  return gpu_.synchronize();
-}
 
 std::vector<Enqueue> Bench::gathers(const std::vector<ConstTensorView>& lists) const {
   std::vector<Enqueue> gathers;
@@ -86,51 +48,18 @@ std::vector<Enqueue> Bench::gathers(const std::vector<ConstTensorView>& lists) c
       }
       const GatherShape shape = {.config = config, .rows_per_block = rows};
       gathers.push_back([this, &lists, shape](int64_t i, void* stream) {
-        return gather_rows(kv_, lists[i], shape, gpu_.device(), stream);
+        return gather_rows(pool_.kv, lists[i], shape, gpu_.device(), stream);
       });
     }
   }
   return gathers;
 }
 
-Status Bench::measure(const Shape& shape, const TellLine& tell) {
-  const int64_t d_qk = shape.layout.d_qk();
-  const int64_t entries = shape.rows * shape.topk;
-  const int64_t nodes =
-      std::clamp(kGraphBytes / (entries * shape.layout.record_bytes()), kNodesMin, kNodesMax);
-  std::vector<int32_t> ids(nodes * entries);
-  for (int64_t i = 0; i < std::ssize(ids); i += 4) {
-    const std::array<uint32_t, 4> bits = philox4x32(7, static_cast<uint64_t>(i));
-    for (int64_t j = i; j < std::min<int64_t>(std::ssize(ids), i + 4); ++j) {
-      ids[j] = static_cast<int32_t>(
-          (static_cast<uint64_t>(bits[j - i]) * static_cast<uint64_t>(kv_.num_rows())) >> 32);
-    }
-  }
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory lists_memory, gpu_.upload(ids));
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory query,
-                          gpu_.random_bf16(shape.rows * shape.heads * d_qk, 11));
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory out,
-                          gpu_.allocate(2 * shape.rows * shape.heads * shape.layout.latent));
-  LACUNA_ASSIGN_OR_RETURN(const DeviceMemory lse, gpu_.allocate(4 * shape.rows * shape.heads));
-
-  const Device where = gpu_.where();
-  std::vector<ConstTensorView> lists;
-  for (int64_t i = 0; i < nodes; ++i) {
-    lists.push_back(view_of(static_cast<const int32_t*>(lists_memory.data()) + i * entries,
-                            {shape.rows, shape.topk}, where));
-  }
-  const auto args = [&](int64_t i) {
-    return SparseMlaArgs{
-        .q =
-            view_of(static_cast<const Bf16*>(query.data()), {shape.rows, shape.heads, d_qk}, where),
-        .kv = kv_,
-        .indices = lists[i],
-        .softmax_scale = 1 / std::sqrt(192.0),
-        .out = view_of(static_cast<Bf16*>(out.data()),
-                       {shape.rows, shape.heads, shape.layout.latent}, where),
-        .lse = view_of(static_cast<float*>(lse.data()), {shape.rows, shape.heads}, where),
-        .kernel = grid_.kernel};
-  };
+Status Bench::measure(int64_t heads, int64_t topk, int64_t rows, const TellLine& tell) {
+  const KvLayout& layout = pool_.kv.layout;
+  LACUNA_ASSIGN_OR_RETURN(const SparseMlaCalls calls,
+                          SparseMlaCalls::create(gpu_, pool_.kv, heads, topk, rows));
+  const auto args = [&](int64_t i) { return calls.args(i, grid_.kernel); };
   std::vector<Subject> subjects(1);
   LACUNA_ASSIGN_OR_RETURN(subjects[0], gpu_.subject(args));
   DeviceMemory peer_workspace;
@@ -142,22 +71,22 @@ Status Bench::measure(const Shape& shape, const TellLine& tell) {
            return peer_->run(args(i), peer_workspace.data(), stream);
          }});
   }
-  const double pairs = static_cast<double>(entries);
-  const double query_rows = static_cast<double>(shape.rows * shape.heads);
-  const double latent = static_cast<double>(shape.layout.latent);
-  return gpu_.measure(subjects, gathers(lists), nodes,
+  const double pairs = static_cast<double>(rows * topk);
+  const double query_rows = static_cast<double>(rows * heads);
+  const double latent = static_cast<double>(layout.latent);
+  const double d_qk = static_cast<double>(layout.d_qk());
+  return gpu_.measure(subjects, gathers(calls.lists()), std::ssize(calls.lists()),
                       {.op = "sparse_mla",
-                       .heads = shape.heads,
-                       .d_qk = d_qk,
-                       .topk = shape.topk,
-                       .rows = shape.rows,
-                       .context = kv_.num_rows(),
+                       .heads = heads,
+                       .d_qk = layout.d_qk(),
+                       .topk = topk,
+                       .rows = rows,
+                       .context = pool_.kv.num_rows(),
                        .dtype = grid_.dtype,
                        // Keys and their ids, query, output and LSE.
-                       .bytes = pairs * (static_cast<double>(shape.layout.record_bytes()) + 4) +
-                                query_rows * (2 * static_cast<double>(d_qk) + 2 * latent + 4),
-                       .flops = 2 * pairs * static_cast<double>(shape.heads) *
-                                (static_cast<double>(d_qk) + latent)},
+                       .bytes = pairs * (static_cast<double>(layout.record_bytes()) + 4) +
+                                query_rows * (2 * d_qk + 2 * latent + 4),
+                       .flops = 2 * pairs * static_cast<double>(heads) * (d_qk + latent)},
                       tell);
 }
 
@@ -171,8 +100,7 @@ Status measure_sparse_mla(GpuBench gpu, const SparseMlaGrid& grid, const Peer* p
     for (const int64_t heads : grid.heads) {
       for (const int64_t topk : grid.topk) {
         for (const int64_t rows : grid.rows) {
-          LACUNA_RETURN_IF_ERROR(
-              bench.measure({.heads = heads, .topk = topk, .rows = rows, .layout = layout}, tell));
+          LACUNA_RETURN_IF_ERROR(bench.measure(heads, topk, rows, tell));
         }
       }
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {"serve": ["serving.md"], "eval": ["measuring.md", "serving.md"],
-             "probe": ["measuring.md", "serving.md"]}
+             "probe": ["measuring.md", "serving.md"], "tune": ["measuring.md"]}
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 

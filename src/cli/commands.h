@@ -18,6 +18,7 @@ void add_info(CLI::App& app, Action& action);
 void add_logits(CLI::App& app, Action& action);
 void add_probe(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_tune(CLI::App& app, Action& action);
 void add_serve(CLI::App& app, Action& action);
 void add_demo(CLI::App& app, Action& action);
 

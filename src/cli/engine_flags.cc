@@ -47,6 +47,8 @@ void add_engine_flags(CLI::App& command, EngineFlags& flags, bool selection) {
       ->capture_default_str();
   command.add_option("--kernel", flags.kernels,
                      "Force a kernel: OPERATION=NAME (repeatable; lacuna info lists them)");
+  command.add_option("--tuning-file", flags.tuning_file,
+                     "On a GPU: the table that lacuna tune measured on it");
   command.add_flag("--force-mqa", flags.force_mqa, "Sparse MQA for every row, no dense lane");
   command
       .add_option("--prefill-lane", flags.prefill_lane,
@@ -166,9 +168,10 @@ Result<std::unique_ptr<Engine>> make_engine(const EngineFlags& flags, bool quiet
                                             bool skip_tokenizer) {
   LACUNA_ASSIGN_OR_RETURN(EngineOptions options, to_options(flags));
   options.skip_tokenizer = skip_tokenizer;
-  LACUNA_ASSIGN_OR_RETURN(
-      const Context context,
-      Context::create({.num_threads = flags.threads, .use_cuda = flags.device != "cpu"}));
+  LACUNA_ASSIGN_OR_RETURN(const Context context,
+                          Context::create({.num_threads = flags.threads,
+                                           .use_cuda = flags.device != "cpu",
+                                           .tuning_file = flags.tuning_file}));
   LACUNA_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::create(context, options));
   if (!quiet) {
     print_loaded(flags, *engine);

@@ -28,6 +28,7 @@ struct EngineFlags {
   std::string chat_template;
   int threads = 0;
   std::vector<std::string> kernels;
+  std::string tuning_file;
   std::string selection = "indexer";
   bool force_mqa = false;
   std::string prefill_lane = "auto";

@@ -15,6 +15,7 @@ namespace {
 
 struct InfoFlags {
   int threads = 0;
+  std::string tuning_file;
   bool explain = false;
   int64_t rows = 1;
   int64_t heads = 16;
@@ -69,7 +70,9 @@ std::string unavailable(const ContextState& state) {
 }
 
 Result<int> info(const InfoFlags& flags) {
-  LACUNA_ASSIGN_OR_RETURN(const Context context, Context::create({.num_threads = flags.threads}));
+  LACUNA_ASSIGN_OR_RETURN(
+      const Context context,
+      Context::create({.num_threads = flags.threads, .tuning_file = flags.tuning_file}));
   const ContextState& state = context.state();
   if (flags.explain) {
     LACUNA_ASSIGN_OR_RETURN(const SparseMlaArgs args, shape_to_explain(flags));
@@ -77,6 +80,9 @@ Result<int> info(const InfoFlags& flags) {
     if (explanation.status.ok()) {
       fmt::print("sparse_mla would run {}{}\n", explanation.kernel,
                  explanation.preferred ? "" : " (nothing that pays runs this)");
+      if (!explanation.detail.empty()) {
+        fmt::print("  {}\n", explanation.detail);
+      }
     } else {
       fmt::print("sparse_mla would fail: {}\n", explanation.status.message());
     }
@@ -132,6 +138,8 @@ void add_info(CLI::App& app, Action& action) {
       "info", "Devices, backends and kernels; with --explain, which kernel a shape takes and why");
   auto flags = std::make_shared<InfoFlags>();
   command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
+  command->add_option("--tuning-file", flags->tuning_file,
+                      "The table that lacuna tune measured on a GPU of this machine");
   CLI::Option* explain = command->add_flag(
       "--explain", flags->explain,
       "Say which sparse_mla kernel would run for the shape below, and why not others");

@@ -106,6 +106,7 @@ int run(int argc, char** argv) {
   add_logits(app, action);
   add_probe(app, action);
   add_bench(app, action);
+  add_tune(app, action);
   std::vector<std::string> arguments = long_names(argc, argv);
   try {
     app.parse(std::move(arguments));

@@ -238,7 +238,8 @@ Result<int> probe(const ProbeFlags& flags) {
   print_loaded(flags.engine, *engine);
   // Every device, whichever one the engine is on.
   LACUNA_ASSIGN_OR_RETURN(const Context context,
-                          Context::create({.num_threads = flags.engine.threads}));
+                          Context::create({.num_threads = flags.engine.threads,
+                                           .tuning_file = flags.engine.tuning_file}));
   Probe probe(context, std::move(layers), std::move(steps), &file);
   const EngineInfo& info = engine->info();
   probe.write({{"model", info.architecture},

@@ -179,7 +179,7 @@ class GoodPaths(CliTest):
         out = self.good("info").out
         for part in ("devices", "cpu ", "select_keys", "model that ships: ", "dsa-nano"):
             self.assertIn(part, out)
-        self.assertRegex(out, r"sparse_mla +(cuda/\S+, )*cpu/sparse_mla")
+        self.assertRegex(out, r"sparse_mla +((sm90|cuda)/\S+, )*cpu/sparse_mla")
         # Without a GPU: why, and that the GPU's kernels, where they are built, cannot run.
         if "cuda:0" not in out:
             self.assertRegex(out, r"no GPU: \S+")
@@ -584,6 +584,25 @@ class DataAndOutput(CliTest):
                      "indexer", "--device", device)
         self.bad(2, ["--peer: measured on a GPU only"], "bench", "attention", "--device", "cpu",
                  "--peer", "libx.so")
+
+    def test_tune(self):
+        for flag, value, most in (("--heads", "33", "32"), ("--rows", "0", "65536"),
+                                  ("--topk", "0", "1048576")):
+            self.bad(2, [f"{flag}: {value}, expected values from 1 to {most}"], "tune", flag, value)
+        self.bad(2, ["--rounds", "0"], "tune", "--rounds", "0")
+        if "cuda:0" not in self.good("info").out:
+            self.bad(1, ["tune: there is no usable GPU: "], "tune", "-o", "table.csv")
+
+    def test_tuning_file(self):
+        table = self.folder / "table.csv"
+        self.bad(1, ["tuning_file: ", "table.csv: No such file"], "generate", "-p", "x",
+                 "--tuning-file", table)
+        table.write_text("# device: none of these\n# sm_count: 7\nheads,rows,keys,splits\n")
+        for command in (["generate", "-p", "x", "--device", "cpu"], ["info"]):
+            self.bad(2, ["tuning_file: ", "table.csv was measured on none of these with 7 SMs",
+                         "lacuna tune"], *command, "--tuning-file", table)
+        table.write_text(table.read_text() + "16,1,2048\n")
+        self.bad(2, ['line 4: "16,1,2048"', "heads,rows,keys,splits"], "info", "--tuning-file", table)
 
     def test_bench_flags(self):
         for part in ("attention", "indexer", "prefill"):
