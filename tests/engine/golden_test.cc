@@ -16,6 +16,7 @@
 #include "engine/recorder.h"
 #include "lacuna/engine.h"
 #include "model/safetensors.h"
+#include "ops/backend.h"
 
 namespace lacuna {
 namespace {
@@ -535,6 +536,62 @@ TEST_P(Golden, BFloat16StaysWithinTheRoundingBound) {
       EXPECT_GT(relative, 1e-5) << "bf16 arithmetic was not used";
     }
   }
+}
+
+// Kernel X, Y, X again on one prompt and forced decode steps: X repeats its bits, and what another
+// kernel's order of sums does to the log-probabilities is printed and bounded.
+TEST_P(Golden, SparseMlaKernelsTakeTurnsOnHopper) {
+  if (golden_device() != "cuda" || GetParam().in_tree) {
+    GTEST_SKIP() << "wants a tiny model and LACUNA_GOLDEN_DEVICE=cuda";
+  }
+  const Result<Context> context = Context::create({.num_threads = 1});
+  ASSERT_TRUE(context.ok());
+  bool hopper = false;
+  for (const DeviceInfo& device : context->state().devices) {
+    hopper = hopper || device.compute_capability == 90;
+  }
+  if (!hopper) {
+    GTEST_SKIP() << "no GPU of sm_90";
+  }
+  const Oracle oracle = Oracle::open(folder_);
+  const std::vector<int32_t> ids = oracle.ids("decode.input_ids");
+  const int64_t prefill = static_cast<int64_t>(ids.size()) - oracle.get("decode.logits").rows;
+  const char* kernels[] = {"sm90/sparse_mla_small_head", "cuda/sparse_mla_mma"};
+  std::vector<Matrix> logits;
+  for (const int which : {0, 1, 0}) {
+    EngineOptions bf16 = options(DType::kBFloat16);
+    bf16.force_mqa = true;
+    bf16.kernels = {{"sparse_mla", kernels[which]}};
+    const Recording run =
+        run_engine(bf16, {ids.begin(), ids.begin() + prefill}, {ids.begin() + prefill, ids.end()});
+    logits.push_back(recorded(run.recorder, "logits"));
+  }
+  ASSERT_GT(logits[0].rows, 12);
+  EXPECT_EQ(logits[0].values, logits[2].values);
+  ASSERT_EQ(logits[0].values.size(), logits[1].values.size());
+  double largest = 0;
+  int64_t other_tokens = 0;
+  for (int64_t r = 0; r < logits[0].rows; ++r) {
+    double sums[2] = {};
+    int64_t best[2] = {};
+    for (int k = 0; k < 2; ++k) {
+      for (int64_t c = 0; c < logits[k].width; ++c) {
+        sums[k] += std::exp(logits[k].at(r, c));
+        best[k] = logits[k].at(r, c) > logits[k].at(r, best[k]) ? c : best[k];
+      }
+    }
+    other_tokens += best[0] != best[1];
+    for (int64_t c = 0; c < logits[0].width; ++c) {
+      largest = std::max(largest, std::fabs(logits[0].at(r, c) - std::log(sums[0]) -
+                                            logits[1].at(r, c) + std::log(sums[1])));
+    }
+  }
+  std::printf(
+      "%s, %s against %s: %lld rows of %lld log-probabilities differ by at most %.5f, %lld "
+      "greedy tokens are others\n",
+      GetParam().name, kernels[0], kernels[1], static_cast<long long>(logits[0].rows),
+      static_cast<long long>(logits[0].width), largest, static_cast<long long>(other_tokens));
+  EXPECT_LE(largest, 0.1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Golden,

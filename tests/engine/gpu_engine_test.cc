@@ -7,11 +7,13 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/nano.h"
@@ -45,6 +47,15 @@ class GpuEngine : public ::testing::Test {
     options.max_num_seqs = sequences;
     options.max_num_batched_tokens = 512;
     return options;
+  }
+
+  // Whether the first GPU, on which the engine runs, is one of sm_90.
+  bool has_hopper() const {
+    const std::vector<DeviceInfo>& devices = context_.state().devices;
+    const auto gpu = std::find_if(devices.begin(), devices.end(), [](const DeviceInfo& device) {
+      return device.device.kind == DeviceKind::kCuda;
+    });
+    return gpu != devices.end() && gpu->compute_capability == 90;
   }
 
   std::unique_ptr<Engine> make(const EngineOptions& options) {
@@ -166,37 +177,64 @@ TEST_F(GpuEngine, GraphsOfSeveralRowsARequestGiveTheBitsOfEagerLaunches) {
 // Kernel X, Y, X again on the same weights: X repeats its bits, Y agrees, and the counters show who
 // ran.
 TEST_F(GpuEngine, AForcedSparseMlaKernelServesEveryLayerOfEveryStep) {
-  const std::string kernels[] = {"cuda/sparse_mla_mma", "cuda/sparse_mla_simt"};
-  std::vector<Answers> runs;
-  for (const int which : {0, 1, 0}) {
-    EngineOptions options = gpu_options(1);
-    options.force_mqa = true;
-    options.kernels = {{"sparse_mla", kernels[which]}};
-    const auto engine = make(options);
-    ASSERT_NE(engine, nullptr);
-    const EngineCounters before = engine->counters();
-    Request request = request_of(3, 60, 32);
-    request.sampling.temperature = 0;
-    ASSERT_TRUE(engine->submit(std::move(request)).ok());
-    runs.push_back(run_all(*engine));
-    EngineCounters after = engine->counters();
-    const auto calls = [&](const std::string& kernel) {
-      const auto found = before.kernel_calls.find(kernel);
-      return after.kernel_calls[kernel] - (found == before.kernel_calls.end() ? 0 : found->second);
-    };
-    EXPECT_GT(after.graph_steps, 0);
-    EXPECT_EQ(calls(kernels[which]), kNanoLayers * (after.steps - before.steps));
-    EXPECT_EQ(after.kernel_calls[kernels[1 - which]], 0);
+  std::vector<std::pair<std::string, std::string>> pairs = {
+      {"cuda/sparse_mla_mma", "cuda/sparse_mla_simt"}};
+  if (has_hopper()) {
+    pairs.push_back({"sm90/sparse_mla_small_head", "cuda/sparse_mla_mma"});
   }
-  EXPECT_EQ(runs[0].tokens, runs[2].tokens);
-  EXPECT_EQ(runs[0].logprobs, runs[2].logprobs);
-  EXPECT_EQ(runs[0].tokens, runs[1].tokens);
-  const std::vector<float>& x = runs[0].logprobs.at(1);
-  const std::vector<float>& y = runs[1].logprobs.at(1);
-  ASSERT_EQ(x.size(), y.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    EXPECT_NEAR(x[i], y[i], 0.1) << i;
+  for (const auto& [x_name, y_name] : pairs) {
+    SCOPED_TRACE(x_name + " against " + y_name);
+    const std::string kernels[] = {x_name, y_name};
+    std::vector<Answers> runs;
+    for (const int which : {0, 1, 0}) {
+      EngineOptions options = gpu_options(1);
+      options.force_mqa = true;
+      options.kernels = {{"sparse_mla", kernels[which]}};
+      const auto engine = make(options);
+      ASSERT_NE(engine, nullptr);
+      const EngineCounters before = engine->counters();
+      Request request = request_of(3, 60, 32);
+      request.sampling.temperature = 0;
+      ASSERT_TRUE(engine->submit(std::move(request)).ok());
+      runs.push_back(run_all(*engine));
+      EngineCounters after = engine->counters();
+      const auto calls = [&](const std::string& kernel) {
+        const auto found = before.kernel_calls.find(kernel);
+        return after.kernel_calls[kernel] -
+               (found == before.kernel_calls.end() ? 0 : found->second);
+      };
+      EXPECT_GT(after.graph_steps, 0);
+      EXPECT_EQ(calls(kernels[which]), kNanoLayers * (after.steps - before.steps));
+      EXPECT_EQ(after.kernel_calls[kernels[1 - which]], 0);
+    }
+    EXPECT_EQ(runs[0].tokens, runs[2].tokens);
+    EXPECT_EQ(runs[0].logprobs, runs[2].logprobs);
+    EXPECT_EQ(runs[0].tokens, runs[1].tokens);
+    const std::vector<float>& x = runs[0].logprobs.at(1);
+    const std::vector<float>& y = runs[1].logprobs.at(1);
+    ASSERT_EQ(x.size(), y.size());
+    float largest = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_NEAR(x[i], y[i], 0.1) << i;
+      largest = std::max(largest, std::fabs(x[i] - y[i]));
+    }
+    std::printf("%s against %s: log-probabilities of %zu tokens differ by at most %.5f\n",
+                x_name.c_str(), y_name.c_str(), x.size(), largest);
   }
+}
+
+// With nothing forced, a batch of decode rows goes to the kernel for few heads.
+TEST_F(GpuEngine, ABatchDecodesOnTheKernelForFewHeads) {
+  if (!has_hopper()) {
+    GTEST_SKIP() << "no GPU of sm_90";
+  }
+  const auto engine = make(gpu_options(32));
+  ASSERT_NE(engine, nullptr);
+  for (int r = 0; r < 32; ++r) {
+    ASSERT_TRUE(engine->submit(request_of(r, 60, 8)).ok());
+  }
+  run_all(*engine);
+  EXPECT_GT(engine->counters().kernel_calls["sm90/sparse_mla_small_head"], 0);
 }
 
 TEST_F(GpuEngine, WhatATapLeavesIsWhatTheNextLayersSee) {
