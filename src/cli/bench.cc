@@ -41,6 +41,7 @@ struct BenchFlags {
   int64_t context = 0;  // 0: 4096 on the CPU, 4 GB of tokens on a GPU
   std::string dtype = "bf16";
   std::string kernel;
+  std::string tuning_file;
   std::string peer;
   int threads = 0;
   int64_t repeats = 200;
@@ -372,9 +373,10 @@ Status check_flags(const BenchFlags& flags) {
 
 Result<int> bench_attention(const BenchFlags& flags) {
   LACUNA_RETURN_IF_ERROR(check_flags(flags));
-  LACUNA_ASSIGN_OR_RETURN(
-      const Context context,
-      Context::create({.num_threads = flags.threads, .use_cuda = flags.device != "cpu"}));
+  LACUNA_ASSIGN_OR_RETURN(const Context context,
+                          Context::create({.num_threads = flags.threads,
+                                           .use_cuda = flags.device != "cpu",
+                                           .tuning_file = flags.tuning_file}));
   LACUNA_ASSIGN_OR_RETURN(const DeviceInfo* gpu, find_gpu(flags.device, context));
   if (gpu != nullptr) {
     LACUNA_ASSIGN_OR_RETURN(const std::vector<KvLayout> layouts, layouts_of(flags));
@@ -448,6 +450,8 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--threads", flags->threads, "CPU threads; 0: one per core");
   command->add_option("--repeats", flags->repeats, "Measured calls")->capture_default_str();
   command->add_option("--kernel", flags->kernel, "GPU: this kernel; without: as dispatch chooses");
+  command->add_option("--tuning-file", flags->tuning_file,
+                      "GPU: the table that lacuna tune measured on it");
   command->add_option(
       "--peer", flags->peer,
       "GPU: a shared library with the interface of benchmarks/peer.h, measured too");

@@ -57,7 +57,7 @@ Result<int> measure(const Context& context, const DeviceInfo& gpu, const TuneFla
       }));
   if (file.has_value()) {
     const std::string text =
-        tuning_text(tuning, {"driver: " + bench::describe_gpu(gpu.device.index),
+        tuning_text(tuning, {bench::describe_gpu(gpu.device.index),
                              "commit: " + (flags.commit.empty() ? "not given" : flags.commit),
                              "date: " + now_text(), "method: " + bench::tune_method(method)});
     file->write(text.data(), static_cast<int64_t>(text.size()));

@@ -71,7 +71,8 @@ TEST(Tuning, WantsToKnowWhatWasMeasured) {
 TEST(Tuning, SaysThatAFileIsMissing) {
   const Result<Tuning> read = read_tuning("/nowhere/t.csv");
   EXPECT_EQ(read.status().code(), StatusCode::kNotFound);
-  EXPECT_NE(read.status().message().find("tuning_file: /nowhere/t.csv: No such file"), std::string::npos);
+  EXPECT_NE(read.status().message().find("tuning_file: /nowhere/t.csv: No such file"),
+            std::string::npos);
 }
 
 }  // namespace
