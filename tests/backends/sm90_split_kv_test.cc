@@ -149,10 +149,11 @@ TEST(SplitKv, TakesTheSplitsOfATable) {
 TEST(SplitKv, KeepsItsOwnWhereATableDoesNotFit) {
   const SplitShape shape = {64, 2048, 2048, 16, 132, false};
   const SplitKv own = split_kv(shape, nullptr);
+  // More splits than the workspace holds states of.
+  const int64_t too_many = split_states_max(shape) / shape.num_rows + 1;
   for (const SplitChoice& choice :
        {SplitChoice{8, 64, 2048, 3}, SplitChoice{16, 63, 2048, 3}, SplitChoice{16, 64, 2047, 3},
-        // More blocks than two waves, of which the workspace holds no states.
-        SplitChoice{16, 64, 2048, 5}, SplitChoice{16, 64, 2048, 0},
+        SplitChoice{16, 64, 2048, too_many}, SplitChoice{16, 64, 2048, 0},
         SplitChoice{16, 64, 2048, int64_t{1} << 62}}) {
     const Tuning table = {.sparse_mla_splits = {choice}};
     const SplitKv split = split_kv(shape, &table);
@@ -160,6 +161,8 @@ TEST(SplitKv, KeepsItsOwnWhereATableDoesNotFit) {
     EXPECT_EQ(split.keys_per_split, own.keys_per_split);
     EXPECT_STREQ(split.reason, own.reason);
   }
+  const Tuning table = {.sparse_mla_splits = {{16, 64, 2048, too_many - 1}}};
+  EXPECT_STREQ(split_kv(shape, &table).reason, "from the device's tuning table");
 }
 
 TEST(PrefersSmallHead, NeverChangesOfABatchInvariantRow) {

@@ -115,7 +115,8 @@ std::string describe(const SparseMlaArgs& args, const DeviceInfo& device) {
            where;
   }
   const SplitKv split = split_kv(split_shape(args, device), device.tuning.get());
-  return cuda::describe_cut(split.num_splits, split.keys_per_split) + where + ": " + split.reason;
+  return cuda::describe_cut(split.num_splits, split.keys_per_split) +
+         (split.cluster ? ", joined in clusters" : "") + where + ": " + split.reason;
 }
 
 int64_t workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
