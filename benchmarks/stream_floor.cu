@@ -18,7 +18,7 @@ struct Params {
 };
 
 template <int kBatch>
-__global__ __launch_bounds__(kThreads) void stream_kernel(const Params p) {
+__global__ __launch_bounds__(kThreads, 4) void stream_kernel(const __grid_constant__ Params p) {
   cuda::pdl_wait();
   cuda::pdl_launch_dependents();
   uint32_t sum = 0;
