@@ -127,6 +127,10 @@ std::string describe_cut(int64_t num_splits, int64_t keys_per_split);
 // "a schedule of at most 196 tasks".
 std::string describe_schedule(int64_t num_tasks);
 
+// Refuse data and rows that do not lie at multiples of `bytes`.
+Status check_alignment(const ConstTensorView& tensor, const char* name, int64_t bytes);
+Status check_alignment(const KvCacheView& kv, int64_t bytes);
+
 // What a call says of tensors, without the cut and its partial states.
 SparseMlaParams sparse_mla_params(const SparseMlaArgs& args);
 

@@ -647,21 +647,6 @@ __global__ __launch_bounds__(
   }
 }
 
-bool lies_at(const void* data, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
-}
-
-// Data and rows at multiples of `bytes`.
-Status check_alignment(const ConstTensorView& tensor, const char* name, int64_t bytes) {
-  const int64_t elements = bytes / size_bytes(tensor.dtype);
-  if (tensor.empty() || (lies_at(tensor.data, bytes) && tensor.strides[0] % elements == 0 &&
-                         tensor.strides[1] % elements == 0)) {
-    return ok_status();
-  }
-  return unsupported(std::string(name) + ": expected data and rows at multiples of " +
-                     std::to_string(bytes) + " bytes");
-}
-
 template <bool kFp8, bool kHasRope, int kTeams>
 Status launch_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                   int64_t blocks) {
@@ -713,10 +698,7 @@ Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& devi
   if (args.out.dtype == DType::kBFloat16) {
     LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 4));
   }
-  if (!lies_at(args.kv.data, 16) || args.kv.row_bytes % 16 != 0) {
-    return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
-                       " bytes, expected data and rows at multiples of 16");
-  }
+  LACUNA_RETURN_IF_ERROR(check_alignment(args.kv, 16));
   const int64_t needed = Layout<true, true, 1>::kBytes;
   if (device.smem_optin_bytes < needed) {
     return unsupported("this GPU gives a block " + std::to_string(device.smem_optin_bytes) +

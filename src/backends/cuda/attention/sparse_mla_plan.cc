@@ -60,6 +60,10 @@ std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
          (args.batch_invariant ? ": batch_invariant, by the list width alone" : "");
 }
 
+bool lies_at(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
 }  // namespace
 
 std::string describe_cut(int64_t num_splits, int64_t keys_per_split) {
@@ -180,6 +184,24 @@ Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device
                        " (schedule_entries() is always enough)");
   }
   return ok_status();
+}
+
+Status check_alignment(const ConstTensorView& tensor, const char* name, int64_t bytes) {
+  const int64_t elements = bytes / size_bytes(tensor.dtype);
+  if (tensor.empty() || (lies_at(tensor.data, bytes) && tensor.strides[0] % elements == 0 &&
+                         tensor.strides[1] % elements == 0)) {
+    return ok_status();
+  }
+  return unsupported(std::string(name) + ": expected data and rows at multiples of " +
+                     std::to_string(bytes) + " bytes");
+}
+
+Status check_alignment(const KvCacheView& kv, int64_t bytes) {
+  if (lies_at(kv.data, bytes) && kv.row_bytes % bytes == 0) {
+    return ok_status();
+  }
+  return unsupported("kv: rows of " + std::to_string(kv.row_bytes) +
+                     " bytes, expected data and rows at multiples of " + std::to_string(bytes));
 }
 
 SparseMlaParams sparse_mla_params(const SparseMlaArgs& args) {

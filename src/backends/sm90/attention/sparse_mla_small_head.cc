@@ -16,13 +16,13 @@ constexpr int64_t kItemsMax = int64_t{1} << 30;
 constexpr double kLog2E = 1.44269504088896340736;
 
 SplitShape split_shape(const SparseMlaArgs& args, const DeviceInfo& device) {
-  const int64_t width = args.indices.shape[1];
-  return {.num_rows = args.out.shape[0],
-          .list_width = width,
-          .count_max = args.valid_count_max < 0 ? width : std::min(width, args.valid_count_max),
-          .num_heads = args.out.shape[1],
-          .sm_count = device.sm_count,
-          .batch_invariant = args.batch_invariant};
+  const cuda::PlanShape plan = cuda::plan_shape(args, device);
+  return {.num_rows = plan.num_rows,
+          .list_width = plan.list_width,
+          .count_max = plan.count_max,
+          .num_heads = plan.num_heads,
+          .sm_count = plan.sm_count,
+          .batch_invariant = plan.batch_invariant};
 }
 
 bool is_scheduled(const SparseMlaArgs& args) {
@@ -33,22 +33,6 @@ bool is_scheduled(const SparseMlaArgs& args) {
 int64_t states_max(const SparseMlaArgs& args, const DeviceInfo& device) {
   return std::max(split_states_max(split_shape(args, device)),
                   cuda::scheduled_slots_max(cuda::plan_shape(args, device)));
-}
-
-bool lies_at(const void* data, int64_t bytes) {
-  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
-}
-
-// Data and rows at multiples of `bytes`.
-template <class Void>
-Status check_alignment(const BasicTensorView<Void>& tensor, const char* name, int64_t bytes) {
-  const int64_t elements = bytes / size_bytes(tensor.dtype);
-  if (tensor.empty() || (lies_at(tensor.data, bytes) && tensor.strides[0] % elements == 0 &&
-                         tensor.strides[1] % elements == 0)) {
-    return ok_status();
-  }
-  return unsupported(std::string(name) + ": expected data and rows at multiples of " +
-                     std::to_string(bytes) + " bytes");
 }
 
 Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
@@ -71,17 +55,14 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
   if (q.dtype != DType::kBFloat16) {
     return unsupported("q: " + std::string(dtype_name(q.dtype)) + ", expected bfloat16");
   }
-  LACUNA_RETURN_IF_ERROR(check_alignment(args.q, "q", 16));
-  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_nope, "q_nope", 16));
-  LACUNA_RETURN_IF_ERROR(check_alignment(args.q_rope, "q_rope", 16));
+  LACUNA_RETURN_IF_ERROR(cuda::check_alignment(args.q, "q", 16));
+  LACUNA_RETURN_IF_ERROR(cuda::check_alignment(args.q_nope, "q_nope", 16));
+  LACUNA_RETURN_IF_ERROR(cuda::check_alignment(args.q_rope, "q_rope", 16));
   if (args.out.dtype != DType::kBFloat16) {
     return unsupported("out: " + std::string(dtype_name(args.out.dtype)) + ", expected bfloat16");
   }
-  LACUNA_RETURN_IF_ERROR(check_alignment(args.out, "out", 16));
-  if (!lies_at(args.kv.data, 16) || args.kv.row_bytes % 16 != 0) {
-    return unsupported("kv: rows of " + std::to_string(args.kv.row_bytes) +
-                       " bytes, expected data and rows at multiples of 16");
-  }
+  LACUNA_RETURN_IF_ERROR(cuda::check_alignment(args.out, "out", 16));
+  LACUNA_RETURN_IF_ERROR(cuda::check_alignment(args.kv, 16));
   constexpr int64_t kNeeded = SmallHeadSmem<32>::kBytes;
   if (device.smem_optin_bytes < kNeeded) {
     return unsupported("this GPU gives a block " + std::to_string(device.smem_optin_bytes) +
