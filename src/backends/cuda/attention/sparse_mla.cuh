@@ -51,6 +51,26 @@ __device__ inline bool find_task(const SparseMlaParams& p, int32_t item, SplitTa
   return true;
 }
 
+// Of what joins states: row, first slot and number of states of an item; 0: nothing to do.
+__device__ inline int num_states(const SparseMlaParams& p, int64_t item, int64_t& row,
+                                 int64_t& slot) {
+  if (p.schedule == nullptr) {
+    row = p.first_row + item;
+    slot = item * p.num_splits;
+    return p.num_splits;
+  }
+  const int4 header = __ldcg(p.schedule);
+  if (header.x != kBalanced || item >= header.y || header.z != p.num_rows ||
+      header.w != p.list_width) {
+    return 0;
+  }
+  const int4 entry = __ldcg(p.schedule + 1 + item);
+  row = entry.x;
+  slot = item;
+  const bool first = entry.y == 0 && entry.w > 1 && entry.w <= kSplitsMax;
+  return first && row >= 0 && row < p.num_rows && item + entry.w <= p.num_slots ? entry.w : 0;
+}
+
 // The request of a row of queries; -1: lists hold rows of the cache, or the row has no keys.
 __device__ inline int32_t request_of(const SparseMlaParams& p, int32_t row) {
   return p.request_ids ? p.request_ids(row) : -1;

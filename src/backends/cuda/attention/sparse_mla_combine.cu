@@ -15,25 +15,6 @@ constexpr int kWarps = kThreads / kWarp;
 // took 38.7 us instead of 32.0.
 constexpr int kFewSplits = 8;
 
-// Row and number of states of an item; 0 states: nothing to do.
-__device__ int num_states(const SparseMlaParams& p, int64_t item, int64_t& row, int64_t& slot) {
-  if (p.schedule == nullptr) {
-    row = p.first_row + item;
-    slot = item * p.num_splits;
-    return p.num_splits;
-  }
-  const int4 header = __ldcg(p.schedule);
-  if (header.x != kBalanced || item >= header.y || header.z != p.num_rows ||
-      header.w != p.list_width) {
-    return 0;
-  }
-  const int4 entry = __ldcg(p.schedule + 1 + item);
-  row = entry.x;
-  slot = item;
-  const bool first = entry.y == 0 && entry.w > 1 && entry.w <= kSplitsMax;
-  return first && row >= 0 && row < p.num_rows && item + entry.w <= p.num_slots ? entry.w : 0;
-}
-
 // Four columns of a head, and the state that they belong to.
 struct Part {
   float4 values;

@@ -2,6 +2,7 @@
 // the largest m_s, in the order of the splits. A unit is 16 output columns by 8 heads: a warp's
 // accumulators, 512 bytes of each state. Few splits: a warp a unit. Many: the warps of a block
 // share the splits of one unit.
+#include "backends/cuda/attention/sparse_mla.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/launch.h"
@@ -18,26 +19,6 @@ constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 // From this many splits on, warps share the splits of a unit.
 constexpr int kManySplits = 9;
-
-// Row and number of states of an item; 0 states: nothing to do.
-__device__ int find_states(const cuda::SparseMlaParams& p, int64_t item, int32_t& row,
-                           int64_t& slot) {
-  if (p.schedule == nullptr) {
-    row = static_cast<int32_t>(p.first_row + item);
-    slot = item * p.num_splits;
-    return p.num_splits;
-  }
-  const int4 header = __ldcg(p.schedule);
-  if (header.x != cuda::kBalanced || item >= header.y || header.z != p.num_rows ||
-      header.w != p.list_width) {
-    return 0;
-  }
-  const int4 entry = __ldcg(p.schedule + 1 + item);
-  row = entry.x;
-  slot = item;
-  const bool first = entry.y == 0 && entry.w > 1 && entry.w <= kSplitsMax;
-  return first && row >= 0 && row < p.num_rows && item + entry.w <= p.num_slots ? entry.w : 0;
-}
 
 template <int kHeads, bool kMany>
 __global__ __launch_bounds__(kThreads) void combine_kernel(
@@ -61,13 +42,13 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
   // Once without states, so that the instructions are there when the states are.
 #pragma unroll 1
   for (int pass = 0; pass < 2; ++pass) {
-    int32_t row = 0;
+    int64_t row = 0;
     int64_t slot = 0;
     int states = 0;
     if (pass > 0) {
       cuda::pdl_wait();
       cuda::pdl_launch_dependents();
-      states = item < num_items ? find_states(p, item, row, slot) : 0;
+      states = item < num_items ? cuda::num_states(p, item, row, slot) : 0;
       if (states == 0) {
         return;  // the same for the whole block (or the warp, where warps do not meet)
       }
@@ -155,14 +136,15 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool exists = head + i < p.num_heads;
-      factors[i] = finish_head_log2(p, row, exists ? head + i : 0, i == 0 ? max.x : max.y,
-                                    i == 0 ? sum.x : sum.y, writes && exists);
+      factors[i] =
+          finish_head_log2(p, static_cast<int32_t>(row), exists ? head + i : 0,
+                           i == 0 ? max.x : max.y, i == 0 ? sum.x : sum.y, writes && exists);
     }
     const float4 value = {factors[0] == 0.0f ? 0.0f : total.x * factors[0],
                           factors[1] == 0.0f ? 0.0f : total.y * factors[1],
                           factors[0] == 0.0f ? 0.0f : total.z * factors[0],
                           factors[1] == 0.0f ? 0.0f : total.w * factors[1]};
-    write_output(output_at(p, row, pair, slab * 64 + strip * 16, lane),
+    write_output(output_at(p, static_cast<int32_t>(row), pair, slab * 64 + strip * 16, lane),
                  pass > 0 && pair * 8 + lane / 4 < p.num_heads, value);
   }
 }
