@@ -284,7 +284,7 @@ class GoodPaths(CliTest):
 
 class CommandLine(CliTest):
     def test_commands(self):
-        known = "expected one of: generate, serve, eval, demo, info, logits, probe, bench (see lacuna --help)"
+        known = "expected one of: generate, serve, eval, demo, info, logits, probe, bench, tune (see lacuna --help)"
         self.bad(2, ['there is no command "nope"', known], "nope")
         self.bad(2, ["no command was given", known])
         self.bad(2, ['there is no command "--nope"', known], "--nope")
