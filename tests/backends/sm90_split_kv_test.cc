@@ -13,6 +13,9 @@
 namespace lacuna::sm90 {
 namespace {
 
+using cuda::kSplitsMax;
+using cuda::PlanShape;
+
 // Slices of a GPU, an H20, an unknown Hopper, H100 and H200.
 const std::vector<int64_t> kSmCounts = {16, 32, 60, 78, 100, 132};
 const std::vector<int64_t> kHeads = {1, 5, 8, 16, 32};
@@ -23,7 +26,7 @@ std::vector<int64_t> rows_around(int64_t sm_count) {
           2119};
 }
 
-std::string text(const SplitShape& shape) {
+std::string text(const PlanShape& shape) {
   return std::to_string(shape.num_rows) + " rows of " + std::to_string(shape.num_heads) +
          " heads, width " + std::to_string(shape.list_width) + ", counts to " +
          std::to_string(shape.count_max) + ", " + std::to_string(shape.sm_count) + " SMs" +
@@ -38,7 +41,7 @@ void for_each_shape(Visit&& visit) {
         for (const int64_t width : kWidths) {
           for (const int64_t count_max : {width, width / 3, int64_t{0}}) {
             for (const bool invariant : {false, true}) {
-              const SplitShape shape = {rows, width, count_max, heads, sm_count, invariant};
+              const PlanShape shape = {rows, width, count_max, heads, sm_count, invariant};
               SCOPED_TRACE(text(shape));
               visit(shape);
               if (testing::Test::HasFailure()) {
@@ -53,7 +56,7 @@ void for_each_shape(Visit&& visit) {
 }
 
 TEST(SplitKv, CoversEachKeyOnce) {
-  for_each_shape([](const SplitShape& shape) {
+  for_each_shape([](const PlanShape& shape) {
     const SplitKv split = split_kv(shape, nullptr);
     const int64_t keys = shape.batch_invariant ? shape.list_width : shape.count_max;
     ASSERT_GE(split.num_splits, 1);
@@ -68,7 +71,7 @@ TEST(SplitKv, CoversEachKeyOnce) {
 }
 
 TEST(SplitKv, StatesFitTheWorkspace) {
-  for_each_shape([](const SplitShape& shape) {
+  for_each_shape([](const PlanShape& shape) {
     const SplitKv split = split_kv(shape, nullptr);
     if (split.num_splits == 1) {
       return;
@@ -85,13 +88,13 @@ TEST(SplitKv, StatesFitTheWorkspace) {
 }
 
 TEST(SplitKv, StatesGrowWithEveryExtent) {
-  for_each_shape([](const SplitShape& shape) {
+  for_each_shape([](const PlanShape& shape) {
     const int64_t states = split_states_max(shape);
-    for (int64_t SplitShape::*extent :
-         {&SplitShape::num_rows, &SplitShape::list_width, &SplitShape::count_max,
-          &SplitShape::num_heads, &SplitShape::sm_count}) {
+    for (int64_t PlanShape::*extent :
+         {&PlanShape::num_rows, &PlanShape::list_width, &PlanShape::count_max,
+          &PlanShape::num_heads, &PlanShape::sm_count}) {
       for (const int64_t more : {1, 64, 1000}) {
-        SplitShape larger = shape;
+        PlanShape larger = shape;
         larger.*extent += more;
         EXPECT_GE(split_states_max(larger), states) << text(larger);
       }
@@ -131,23 +134,23 @@ TEST(SplitKv, PlansForTheSmsOfASlice) {
 
 TEST(SplitKv, TakesTheSplitsOfATable) {
   const Tuning table = {.sparse_mla_splits = {{16, 4, 2048, 7}, {16, 5, 2048, 1}}};
-  const SplitShape shape = {4, 2048, 2048, 16, 132, false};
+  const PlanShape shape = {4, 2048, 2048, 16, 132, false};
   const SplitKv split = split_kv(shape, &table);
   // 32 tiles in 7 parts: 5 tiles each.
   EXPECT_EQ(split.num_splits, 7);
   EXPECT_EQ(split.keys_per_split, 5 * kTileKeys);
   EXPECT_STREQ(split.reason, "from the device's tuning table");
-  SplitShape five = shape;
+  PlanShape five = shape;
   five.num_rows = 5;
   EXPECT_EQ(split_kv(five, &table).num_splits, 1);
   // The bound of the counts is what is cut, not the width.
-  SplitShape wider = shape;
+  PlanShape wider = shape;
   wider.list_width = 2176;
   EXPECT_EQ(split_kv(wider, &table).num_splits, 7);
 }
 
 TEST(SplitKv, KeepsItsOwnWhereATableDoesNotFit) {
-  const SplitShape shape = {64, 2048, 2048, 16, 132, false};
+  const PlanShape shape = {64, 2048, 2048, 16, 132, false};
   const SplitKv own = split_kv(shape, nullptr);
   // More splits than the workspace holds states of.
   const int64_t too_many = split_states_max(shape) / shape.num_rows + 1;
@@ -166,7 +169,7 @@ TEST(SplitKv, KeepsItsOwnWhereATableDoesNotFit) {
 }
 
 TEST(PrefersSmallHead, NeverChangesOfABatchInvariantRow) {
-  for_each_shape([](const SplitShape& shape) {
+  for_each_shape([](const PlanShape& shape) {
     if (shape.batch_invariant) {
       EXPECT_TRUE(prefers_small_head(shape));
     }

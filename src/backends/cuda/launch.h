@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "backends/cuda/cuda_status.h"
+#include "backends/cuda/extents.h"
 #include "ops/backend.h"
 
 namespace lacuna::cuda {
@@ -24,9 +25,6 @@ struct LaunchShape {
 };
 
 inline constexpr int64_t kGridYMax = 65535;
-
-// Blocks of `tile` that cover `count`.
-constexpr int64_t ceil_div(int64_t count, int64_t tile) { return (count + tile - 1) / tile; }
 
 // Raises a kernel's limit of dynamic shared memory where it is below `bytes`. What a device was
 // asked for is remembered, so that a launch costs no driver call and no lock, and no call happens

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backends/cuda/attention/plan_shape.h"
 #include "backends/cuda/device/addressing.h"
 #include "backends/cuda/device/strided.h"
 #include "core/workspace.h"
@@ -16,8 +17,6 @@
 
 namespace lacuna::cuda {
 
-// A split is a run of a row's list; a row has at most this many.
-inline constexpr int64_t kSplitsMax = 64;
 // Splits are cut at multiples of this: the tile of every kernel.
 inline constexpr int64_t kSplitKeys = 32;
 // Splits of a prepared schedule are not shorter: schedule_entries() has room for these.
@@ -44,16 +43,6 @@ static_assert(sizeof(ScheduleHeader) == 16 && sizeof(ScheduleTask) == 16);
 // Values that memory which is no schedule hardly holds.
 inline constexpr int32_t kBalanced = 0x4c43'5501;
 inline constexpr int32_t kInvariant = 0x4c43'5502;
-
-// What a plan depends on.
-struct PlanShape {
-  int64_t num_rows;
-  int64_t list_width;
-  int64_t count_max;  // the bound of valid_counts that the host knows; list_width without one
-  int64_t num_heads;
-  int64_t sm_count;
-  bool batch_invariant;
-};
 
 struct SplitPlan {
   int64_t num_splits;      // of every row

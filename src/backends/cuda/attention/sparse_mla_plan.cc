@@ -21,13 +21,6 @@ constexpr int64_t kListWidthMax = int64_t{1} << 30;
 
 constexpr int64_t round_up(int64_t count, int64_t tile) { return ceil_div(count, tile) * tile; }
 
-// Products of extents that no memory could hold end here instead of wrapping around.
-constexpr int64_t kExtentMax = int64_t{1} << 56;
-int64_t product(int64_t a, int64_t b) {
-  int64_t result = 0;
-  return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
-}
-
 // Blocks of threads that one wave holds: an SM is full with one of the tensor core kernel, with two
 // of fewer heads.
 int64_t wave_blocks(const PlanShape& shape, int64_t heads_per_block) {

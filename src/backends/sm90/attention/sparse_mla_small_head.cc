@@ -2,7 +2,7 @@
 #include "backends/sm90/attention/sparse_mla_small_head.h"
 
 #include <algorithm>
-#include <cmath>
+#include <numbers>
 #include <string>
 
 #include "backends/cuda/launch.h"
@@ -13,17 +13,6 @@ namespace {
 
 constexpr int64_t kListWidthMax = int64_t{1} << 30;  // tiles beyond a list still count in 32 bits
 constexpr int64_t kItemsMax = int64_t{1} << 30;
-constexpr double kLog2E = 1.44269504088896340736;
-
-SplitShape split_shape(const SparseMlaArgs& args, const DeviceInfo& device) {
-  const cuda::PlanShape plan = cuda::plan_shape(args, device);
-  return {.num_rows = plan.num_rows,
-          .list_width = plan.list_width,
-          .count_max = plan.count_max,
-          .num_heads = plan.num_heads,
-          .sm_count = plan.sm_count,
-          .batch_invariant = plan.batch_invariant};
-}
 
 bool is_scheduled(const SparseMlaArgs& args) {
   return !args.schedule.empty() && !args.batch_invariant;
@@ -31,8 +20,8 @@ bool is_scheduled(const SparseMlaArgs& args) {
 
 // States of the cut, or of any schedule.
 int64_t states_max(const SparseMlaArgs& args, const DeviceInfo& device) {
-  return std::max(split_states_max(split_shape(args, device)),
-                  cuda::scheduled_slots_max(cuda::plan_shape(args, device)));
+  const cuda::PlanShape shape = cuda::plan_shape(args, device);
+  return std::max(split_states_max(shape), cuda::scheduled_slots_max(shape));
 }
 
 Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
@@ -68,10 +57,11 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
     return unsupported("this GPU gives a block " + std::to_string(device.smem_optin_bytes) +
                        " bytes of shared memory, needs " + std::to_string(kNeeded));
   }
-  const SplitShape shape = split_shape(args, device);
-  const int64_t items = is_scheduled(args)
-                            ? cuda::scheduled_tasks_max(cuda::plan_shape(args, device))
-                            : shape.num_rows * split_kv(shape, device.tuning.get()).num_splits;
+  const cuda::PlanShape shape = cuda::plan_shape(args, device);
+  const int64_t items =
+      is_scheduled(args)
+          ? cuda::scheduled_tasks_max(shape)
+          : cuda::product(shape.num_rows, split_kv(shape, device.tuning.get()).num_splits);
   if (shape.num_rows > kItemsMax || items > kItemsMax || shape.list_width > kListWidthMax) {
     return unsupported("q: " + std::to_string(shape.num_rows) + " rows with lists of " +
                        std::to_string(shape.list_width) +
@@ -86,16 +76,16 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
 }
 
 bool preferred(const SparseMlaArgs& args, const DeviceInfo& device) {
-  return prefers_small_head(split_shape(args, device));
+  return prefers_small_head(cuda::plan_shape(args, device));
 }
 
 std::string describe(const SparseMlaArgs& args, const DeviceInfo& device) {
   const std::string where = ", on " + std::to_string(device.sm_count) + " SMs";
+  const cuda::PlanShape shape = cuda::plan_shape(args, device);
   if (is_scheduled(args)) {
-    return cuda::describe_schedule(cuda::scheduled_tasks_max(cuda::plan_shape(args, device))) +
-           where;
+    return cuda::describe_schedule(cuda::scheduled_tasks_max(shape)) + where;
   }
-  const SplitKv split = split_kv(split_shape(args, device), device.tuning.get());
+  const SplitKv split = split_kv(shape, device.tuning.get());
   return cuda::describe_cut(split.num_splits, split.keys_per_split) +
          (split.cluster ? ", joined in clusters" : "") + where + ": " + split.reason;
 }
@@ -122,22 +112,21 @@ Status attend(const SmallHeadParams& params, const DeviceInfo& device, const Lau
 
 Status run(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where) {
   SmallHeadParams params = {.call = cuda::sparse_mla_params(args)};
-  params.scale_log2 = static_cast<float>(params.call.softmax_scale * kLog2E);
+  params.scale_log2 = static_cast<float>(params.call.softmax_scale * std::numbers::log2e);
   const int64_t states = states_max(args, device);
   const int64_t heads = states * padded_heads(args.out.shape[1]);
   Workspace workspace(where.workspace, where.workspace_bytes);
   params.call.partial_out = workspace.take<float>(heads * kLatent);
   params.call.partial_sums = workspace.take<float2>(heads);
   params.call.num_slots = states;
+  const cuda::PlanShape shape = cuda::plan_shape(args, device);
   if (is_scheduled(args)) {
-    const cuda::PlanShape plan = cuda::plan_shape(args, device);
     params.call.schedule = static_cast<const int4*>(args.schedule.data);
-    params.num_items = static_cast<int32_t>(cuda::scheduled_tasks_max(plan));
+    params.num_items = static_cast<int32_t>(cuda::scheduled_tasks_max(shape));
     LACUNA_RETURN_IF_ERROR(attend(params, device, where));
-    const int64_t slots = cuda::scheduled_slots_max(plan);
+    const int64_t slots = cuda::scheduled_slots_max(shape);
     return slots == 0 ? ok_status() : combine_small_head(params, device, where, slots);
   }
-  const SplitShape shape = split_shape(args, device);
   const SplitKv split = split_kv(shape, device.tuning.get());
   params.call.num_splits = static_cast<int32_t>(split.num_splits);
   params.call.keys_per_split = split.keys_per_split;

@@ -26,8 +26,9 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
   constexpr int kPairs = kHeads / 8;
   constexpr int kUnits = kLatentSlabs * 4 * kPairs;  // of a row
   // States of 8 lanes at once: lane 4 r + c holds those of states r, r + 8, .. for heads 2 c, + 1.
-  constexpr int kRounds = kMany ? static_cast<int>(kSplitsMax) / 8 : 1;
-  constexpr int kReads = kMany ? static_cast<int>(kSplitsMax) / kWarps : 8;  // states of a warp
+  constexpr int kRounds = kMany ? static_cast<int>(cuda::kSplitsMax) / 8 : 1;
+  constexpr int kReads =
+      kMany ? static_cast<int>(cuda::kSplitsMax) / kWarps : 8;  // states of a warp
   __shared__ float4 parts[kMany ? kWarps : 1][kWarp];
   const cuda::SparseMlaParams& p = params.call;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;

@@ -2,32 +2,29 @@
 #include "backends/sm90/attention/split_kv.h"
 
 #include <algorithm>
-#include <limits>
 
+#include "backends/cuda/extents.h"
 #include "backends/sm90/tuning.h"
 
 namespace lacuna::sm90 {
+
+using cuda::ceil_div;
+using cuda::kSplitsMax;
+using cuda::PlanShape;
+using cuda::product;
+
 namespace {
 
 constexpr int64_t kInvariantKeys = 256;  // a split, whatever the batch
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Extents that no memory could hold end here instead of wrapping around.
-constexpr int64_t kExtentMax = int64_t{1} << 56;
-int64_t product(int64_t a, int64_t b) {
-  int64_t result = 0;
-  return __builtin_mul_overflow(a, b, &result) || result > kExtentMax ? kExtentMax : result;
-}
-
 // Cut rows never make more tasks than this: four waves.
-int64_t tasks_max(const SplitShape& shape) {
+int64_t tasks_max(const PlanShape& shape) {
   return std::max<int64_t>(4 * shape.sm_count, kSplitsMax);
 }
 
 int64_t tiles_min(int64_t tiles) { return std::max<int64_t>(1, ceil_div(tiles, kSplitsMax)); }
 
-SplitKv cut(const SplitShape& shape, int64_t tiles, int64_t splits, const char* reason) {
+SplitKv cut(const PlanShape& shape, int64_t tiles, int64_t splits, const char* reason) {
   const int64_t tiles_per_split = std::max(tiles_min(tiles), ceil_div(tiles, splits));
   return {.num_splits = std::max<int64_t>(1, ceil_div(tiles, tiles_per_split)),
           .keys_per_split = tiles_per_split * kTileKeys,
@@ -38,12 +35,12 @@ SplitKv cut(const SplitShape& shape, int64_t tiles, int64_t splits, const char* 
 
 // Two blocks can join through each other's shared memory. With more, or when clusters wait for
 // room, the joining kernel was faster.
-bool pays_as_cluster(const SplitShape& shape, int64_t num_splits) {
+bool pays_as_cluster(const PlanShape& shape, int64_t num_splits) {
   return num_splits == 2 && product(shape.num_rows, num_splits) <= shape.sm_count;
 }
 
 // Cycles that a call takes, cut like this.
-int64_t cycles(const SplitShape& shape, const SplitKv& split) {
+int64_t cycles(const PlanShape& shape, const SplitKv& split) {
   const int64_t tasks = product(shape.num_rows, split.num_splits);
   const int64_t waves = ceil_div(tasks, shape.sm_count);
   const int64_t tiles = split.keys_per_split / kTileKeys;
@@ -64,18 +61,18 @@ int64_t cycles(const SplitShape& shape, const SplitKv& split) {
 
 }  // namespace
 
-int64_t split_states_max(const SplitShape& shape) {
+int64_t split_states_max(const PlanShape& shape) {
   const int64_t splits = std::clamp<int64_t>(ceil_div(shape.list_width, kTileKeys), 1, kSplitsMax);
   return splits == 1 ? 0 : std::min(product(shape.num_rows, splits), tasks_max(shape));
 }
 
-bool prefers_small_head(const SplitShape& shape) {
+bool prefers_small_head(const PlanShape& shape) {
   // Another number of rows may not change a row's kernel either.
   return shape.batch_invariant || shape.num_rows >= kSmallHeadRowsMin ||
          product(shape.num_rows, std::min(shape.list_width, shape.count_max)) >= kSmallHeadKeysMin;
 }
 
-SplitKv split_kv(const SplitShape& shape, const Tuning* tuning) {
+SplitKv split_kv(const PlanShape& shape, const Tuning* tuning) {
   if (shape.batch_invariant) {
     const int64_t tiles = ceil_div(shape.list_width, kTileKeys);
     SplitKv split = cut(shape, tiles, std::max<int64_t>(1, shape.list_width / kInvariantKeys),

@@ -5,22 +5,12 @@
 
 #include <cstdint>
 
-#include "lacuna/attention.h"
-#include "ops/backend.h"
+#include "backends/cuda/attention/plan_shape.h"
+#include "ops/tuning.h"
 
 namespace lacuna::sm90 {
 
 inline constexpr int64_t kTileKeys = 64;
-inline constexpr int64_t kSplitsMax = 64;
-
-struct SplitShape {
-  int64_t num_rows = 0;
-  int64_t list_width = 0;
-  int64_t count_max = 0;  // the bound of valid_counts that the host knows; list_width without one
-  int64_t num_heads = 0;
-  int64_t sm_count = 0;
-  bool batch_invariant = false;
-};
 
 struct SplitKv {
   int64_t num_splits = 1;       // of every row
@@ -32,12 +22,12 @@ struct SplitKv {
 
 // False: so few rows that a portable kernel, whose blocks start sooner, is faster. A
 // batch-invariant row keeps its bits, and so its kernel, whatever the number of rows.
-bool prefers_small_head(const SplitShape& shape);
+bool prefers_small_head(const cuda::PlanShape& shape);
 
-SplitKv split_kv(const SplitShape& shape, const Tuning* tuning);
+SplitKv split_kv(const cuda::PlanShape& shape, const Tuning* tuning);
 
 // Partial states (each of one row's split, all heads) that any cut of this shape needs: grows with
 // every extent. 0: never cut.
-int64_t split_states_max(const SplitShape& shape);
+int64_t split_states_max(const cuda::PlanShape& shape);
 
 }  // namespace lacuna::sm90
