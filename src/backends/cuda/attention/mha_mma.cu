@@ -12,6 +12,7 @@
 #include "backends/cuda/attention/mha_tiles.cuh"
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/device/element.cuh"
+#include "backends/cuda/device/exp2.cuh"
 #include "backends/cuda/device/mma.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
@@ -34,8 +35,6 @@ constexpr int kSlabChunks = kSlab / kChunk;
 constexpr int kKeyFragments = kTileKeys / 8;
 constexpr int kMaskWords = kTileKeys / 32 + 1;
 constexpr int kMaskSlotWords = 4;  // kMaskWords, and one that keeps slots aligned
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 // A running maximum is replaced when a score exceeds it by more than 2^kSlackLog2: weights stay
 // below that, which costs no accuracy in bf16 and f32, and the accumulators are rarely rescaled.
 constexpr float kSlackLog2 = 8.0f;
@@ -163,12 +162,6 @@ __device__ void copy_rows(uint32_t smem, RowSource first, int first_chunks, RowS
   }
 }
 
-__device__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // The state of one warp's rows. A thread holds rows g and g + 8 of each fragment (lane = 4 g + t).
 template <class S>
 struct Rows {
@@ -257,7 +250,7 @@ __device__ void softmax_tile(float scale_log2, float slack, Scores<S>& scores, R
       const float old_max = rows.max[m][half];
       const bool raise = tile_max > old_max + slack;  // always when there was none: -inf
       const float new_max = raise ? tile_max : old_max;
-      factor[m][half] = raise ? exp2_approx((old_max - new_max) * scale_log2) : 1.0f;
+      factor[m][half] = raise ? exp2_fast((old_max - new_max) * scale_log2) : 1.0f;
       rows.max[m][half] = new_max;
       raised |= raise;
       const float base = new_max == -INFINITY ? 0.0f : new_max * scale_log2;
@@ -267,7 +260,7 @@ __device__ void softmax_tile(float scale_log2, float slack, Scores<S>& scores, R
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& score = scores[m][n][2 * half + i];
-          score = exp2_approx(fmaf(score, scale_log2, -base));
+          score = exp2_fast(fmaf(score, scale_log2, -base));
           sum += score;
         }
       }

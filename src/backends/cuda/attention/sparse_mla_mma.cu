@@ -23,6 +23,7 @@
 
 #include "backends/cuda/attention/sparse_mla.cuh"
 #include "backends/cuda/device/cp_async.cuh"
+#include "backends/cuda/device/exp2.cuh"
 #include "backends/cuda/device/mma.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
@@ -45,7 +46,6 @@ constexpr int kScaleStages = 4;
 constexpr int kSumPitch = kLatent + 8;
 constexpr int kColumnGroups = 4;                            // one a pair of warps
 constexpr int kLatentSteps = kLatent / kColumnGroups / 16;  // of 16 columns
-constexpr float kLog2E = 1.44269504088896341f;
 // Floats from one head's scores to the next: the 8 x 8 corners that a warp stores at once then fall
 // into different banks.
 constexpr int kScorePitch = kTileKeys + 8;
@@ -100,12 +100,6 @@ struct Layout {
 };
 static_assert(Layout<true, true, 1>::kBytes <= 99 * 1024,
               "GPUs of sm_86, sm_89 and sm_120 run this");
-
-__device__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 // The largest of a warp's values, of which NaN is none.
 __device__ float max_of_warp(float x) {

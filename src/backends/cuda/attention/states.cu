@@ -4,6 +4,7 @@
 #include <string>
 
 #include "backends/cuda/device/element.cuh"
+#include "backends/cuda/device/exp2.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/strided.h"
@@ -16,7 +17,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr float kMinusInfinity = -INFINITY;
-constexpr float kLn2 = 0.693147180559945309f;
 
 // An lse as it counts: natural, and -inf for what carries no weight.
 __device__ float natural_lse(float lse, LseBase base) {

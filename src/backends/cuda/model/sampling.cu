@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backends/cuda/device/exp2.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/device/strided.h"
@@ -221,7 +222,6 @@ constexpr int64_t kVocabularyMax = int64_t{1} << 22;
 // Distances are logarithms of base 2; those from 41 on have no mass.
 constexpr int kBins = 2048;
 constexpr float kBinsPerUnit = 49;
-constexpr float kLog2E = 1.4426950408889634f;
 
 // Candidates that fit into the list. A thread keeps its share of them in registers.
 constexpr int kListShare = 8;

@@ -3,43 +3,31 @@
 #pragma once
 
 #include "backends/cuda/attention/sparse_mla.cuh"
+#include "backends/cuda/device/exp2.cuh"
 #include "backends/sm90/ptx/warpgroup.cuh"
 
 namespace lacuna::sm90 {
 
-constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kLog2E = 1.44269504088896341f;
-
-__device__ inline float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ inline float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+using cuda::exp2_fast;
 
 // cuda::finish_head with the largest score in units of log2, without latent scales. Approximate to
 // 2^-22: a row's end is code that runs once, and short code comes sooner.
 __device__ inline float finish_head_log2(const cuda::SparseMlaParams& p, int32_t row, int head,
                                          float max, float sum, bool write) {
   const bool empty = max == cuda::kMinusInfinity;
-  const float lse = empty ? max : max + log2_fast(sum);
+  const float lse = empty ? max : max + cuda::log2_fast(sum);
   if (write) {
     if (p.lse) {
-      p.lse(row, head) = lse * kLn2;
+      p.lse(row, head) = lse * cuda::kLn2;
     }
     if (p.max_logits) {
-      p.max_logits(row, head) = max * kLn2;
+      p.max_logits(row, head) = max * cuda::kLn2;
     }
   }
   float factor = empty ? 0.0f : __fdividef(1.0f, sum);
   if (p.sink) {
     // exp(lse) / (exp(lse) + exp(sink)); an infinite exponential gives the right limit.
-    factor *= __fdividef(1.0f, 1.0f + exp2_fast(p.sink(head) * kLog2E - lse));
+    factor *= __fdividef(1.0f, 1.0f + exp2_fast(p.sink(head) * cuda::kLog2E - lse));
   }
   return empty ? 0.0f : factor;
 }
