@@ -23,21 +23,6 @@ __device__ inline void mbarrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Whether the phase of this parity has ended.
-__device__ inline bool mbarrier_test(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, p;\n"
-      "}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // Waits until the phase of this parity has ended: phases are 0, 1, 0, ..; a fresh barrier counts as
 // one whose phase of parity 1 has ended.
 __device__ inline void mbarrier_wait(uint32_t barrier, uint32_t parity) {

@@ -37,9 +37,6 @@ __device__ inline bool barrier_any(int id, int threads, bool value) {
       : "memory");
   return any != 0;
 }
-__device__ inline bool barrier_all(int id, int threads, bool value) {
-  return !barrier_any(id, threads, !value);
-}
 
 // Shared memory that was written by ordinary stores and copies can now be read by wgmma. By each
 // thread that wrote, before the barrier; for cp.async by each that waited for it.
