@@ -20,34 +20,48 @@ struct SplitTask {
   int32_t slot;
 };
 
-// False: this item has nothing to do. Rows, entries and slots fit 32 bits: check_sparse_mla_plan().
-__device__ inline bool find_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
-  const int32_t width = static_cast<int32_t>(p.list_width);
-  if (p.schedule != nullptr) {
-    const int4 header = __ldcg(p.schedule);
-    if (header.x != kBalanced || item >= header.y || header.z != p.num_rows || header.w != width) {
-      return false;
-    }
-    const int4 entry = __ldcg(p.schedule + 1 + item);
-    task = {.row = entry.x, .begin = entry.y, .end = entry.z, .slot = entry.w > 1 ? item : -1};
-    // A schedule comes through the caller's hands.
-    if (task.row < 0 || task.row >= p.num_rows || task.begin < 0 || task.slot >= p.num_slots) {
-      return false;
-    }
-  } else {
-    const int32_t keys_per_split = static_cast<int32_t>(p.keys_per_split);
-    const int32_t split = item % p.num_splits;
-    task = {.row = static_cast<int32_t>(p.first_row) + item / p.num_splits,
-            .begin = split * keys_per_split,
-            .end = split + 1 == p.num_splits ? width : (split + 1) * keys_per_split,
-            .slot = p.num_splits > 1 ? item : -1};
+// What an item is without a schedule, but for its row's count. Reads parameters alone, so that it
+// is for the time before pdl_wait() too. Rows and entries fit 32 bits: check_sparse_mla_plan().
+__device__ inline SplitTask cut_task(const SparseMlaParams& p, int32_t item) {
+  const int32_t keys_per_split = static_cast<int32_t>(p.keys_per_split);
+  const int32_t split = item % p.num_splits;
+  return {.row = static_cast<int32_t>(p.first_row) + item / p.num_splits,
+          .begin = split * keys_per_split,
+          .end = split + 1 == p.num_splits ? static_cast<int32_t>(p.list_width)
+                                           : (split + 1) * keys_per_split,
+          .slot = p.num_splits > 1 ? item : -1};
+}
+
+// What an item is by the schedule. False: it has nothing to do.
+__device__ inline bool scheduled_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
+  const int4 header = __ldcg(p.schedule);
+  if (header.x != kBalanced || item >= header.y || header.z != p.num_rows ||
+      header.w != p.list_width) {
+    return false;
   }
-  int32_t length = width;
+  const int4 entry = __ldcg(p.schedule + 1 + item);
+  task = {.row = entry.x, .begin = entry.y, .end = entry.z, .slot = entry.w > 1 ? item : -1};
+  // A schedule comes through the caller's hands.
+  return task.row >= 0 && task.row < p.num_rows && task.begin >= 0 && task.slot < p.num_slots;
+}
+
+// The task without entries past the row's count.
+__device__ inline void limit_task(const SparseMlaParams& p, SplitTask& task) {
+  int32_t length = static_cast<int32_t>(p.list_width);
   if (p.valid_counts) {
-    const int32_t count = p.valid_counts(task.row);
-    length = count < length ? count : length;
+    length = min(length, p.valid_counts(task.row));
   }
-  task.end = task.end < length ? task.end : length;
+  task.end = min(task.end, length);
+}
+
+// False: this item has nothing to do.
+__device__ inline bool find_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
+  if (p.schedule == nullptr) {
+    task = cut_task(p, item);
+  } else if (!scheduled_task(p, item, task)) {
+    return false;
+  }
+  limit_task(p, task);
   return true;
 }
 
