@@ -1,7 +1,7 @@
 // Sparse MLA for at most 32 heads on Hopper, at the speed of the gather: keys are the rows of the
 // tensor core tile and heads its columns, so that few heads waste little.
 //
-// A block walks rows (or splits of rows). One warpgroup gathers: tiles of 64 keys by 16-byte
+// A block walks rows (or splits of rows). One or two warpgroups gather: tiles of 64 keys by 16-byte
 // cp.async, in groups of 128 columns, into a ring of slots. Two warpgroups consume, each every
 // other tile, with sums of its own; they meet once a row:
 //   scores   S^T [64 keys x N heads] = K Q^T          36 wgmma, both operands K-major
@@ -37,9 +37,27 @@ using cuda::SplitTask;
 constexpr float kReferenceSlack = 8.0f;
 constexpr int kRowBarrier = 1;       // both consumers
 constexpr int kConsumerBarrier = 2;  // and 3: one consumer
-constexpr int kGatherRegisters = 56;
-constexpr int kConsumerRegisters = 224;
-static_assert(kGatherRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
+
+// Registers a thread: what a block is launched with, and what setmaxnreg makes of them.
+template <int kHeads>
+struct Registers;
+template <>
+struct Registers<8> {
+  static constexpr int kLaunch = 128;  // at most; 96 are used
+};
+template <>
+struct Registers<16> {
+  // So few that blocks of the joining kernel find room beside this one, and start before it ends.
+  static constexpr int kLaunch = 96;
+  static constexpr int kGather = 40;
+  static constexpr int kConsumer = 152;
+};
+template <>
+struct Registers<32> {
+  static constexpr int kLaunch = 168;
+  static constexpr int kGather = 56;
+  static constexpr int kConsumer = 224;
+};
 
 // The block's shared memory; a constant, so that no register holds it.
 __device__ inline char* block_smem() {
@@ -70,7 +88,7 @@ struct Barriers {
     static_assert(kQueryFrom < kWarp);
     if (lane <= kQueryFrom) {
       const bool query = lane == kQueryFrom;
-      mbarrier_init(full(lane), kWarpgroup + (query ? 0 : kWarps));
+      mbarrier_init(full(lane), Smem::kGatherThreads + (query ? 0 : Smem::kGatherThreads / kWarp));
       mbarrier_init(empty_of(full(lane)), query ? kConsumers * kWarps : kWarps);
     }
     mbarrier_init_fence();
@@ -120,10 +138,11 @@ __device__ inline void arrive_warp(uint32_t barrier) {
 template <int kHeads, bool kHasRope>
 __device__ void load_query(const cuda::SparseMlaParams& p, int64_t row, uint32_t query_at,
                            int thread) {
+  constexpr int kPassHeads = SmallHeadSmem<kHeads>::kGatherThreads / 8;
   const int chunk = thread % 8;
 #pragma unroll
-  for (int pass = 0; pass < (kHeads + 15) / 16; ++pass) {
-    const int head = pass * 16 + thread / 8;
+  for (int pass = 0; pass < (kHeads + kPassHeads - 1) / kPassHeads; ++pass) {
+    const int head = pass * kPassHeads + thread / 8;
     if (head >= kHeads) {
       continue;
     }
@@ -148,21 +167,33 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
                        uint32_t smem) {
   using Smem = SmallHeadSmem<kHeads>;
   const cuda::SparseMlaParams& p = params.call;
-  constexpr int kPasses = 4;  // 16 keys each, 8 threads a key
-  constexpr int kPassBytes = 16 * 128;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroup;
+  constexpr int kPassKeys = Smem::kGatherThreads / 8;  // 8 threads a key
+  constexpr int kPasses = static_cast<int>(kTileKeys) / kPassKeys;
+  constexpr int kPassBytes = kPassKeys * 128;
+  const int thread = static_cast<int>(threadIdx.x) - kConsumers * kWarpgroup;
   const int chunk = thread % 8;
   const int key = thread / 8;
   const uint32_t to = smem + key * 128 + ((chunk ^ (key & 7)) << 4);
   auto* valid = reinterpret_cast<uint8_t*>(block_smem() + Smem::kValidAt);
   uint32_t tile_number = 0;
   uint32_t row_number = 0;
+  // The first task, as far as parameters tell, so that its list is asked for right after the wait.
+  const bool is_scheduled = p.schedule != nullptr;
+  SplitTask task = {};
+  if (!is_scheduled) {
+    task = cuda::cut_task(p, static_cast<int32_t>(blockIdx.x));
+  }
+  cuda::pdl_wait();
   for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
        item += static_cast<int32_t>(gridDim.x)) {
-    SplitTask task;
-    if (!cuda::find_task(p, item, task)) {
-      continue;
+    if (is_scheduled) {
+      if (!cuda::scheduled_task(p, item, task)) {
+        continue;
+      }
+    } else if (item != static_cast<int32_t>(blockIdx.x)) {
+      task = cuda::cut_task(p, item);
     }
+    cuda::limit_task(p, task);
     const int tiles = num_tiles(task);
     if (tiles == 0) {
       continue;
@@ -173,7 +204,7 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
     const auto read_entries = [&](int tile) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const int at = task.begin + tile * static_cast<int>(kTileKeys) + pass * 16 + key;
+        const int at = task.begin + tile * static_cast<int>(kTileKeys) + pass * kPassKeys + key;
         entries[pass] = at < task.end ? __ldcg(list + at) : -1;
       }
     };
@@ -220,7 +251,8 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
         if (group == 0 && chunk == 0) {
 #pragma unroll
           for (int pass = 0; pass < kPasses; ++pass) {
-            valid[tile_number % Smem::kValidTiles * kTileKeys + pass * 16 + key] = exists[pass];
+            valid[tile_number % Smem::kValidTiles * kTileKeys + pass * kPassKeys + key] =
+                exists[pass];
           }
         }
 #pragma unroll
@@ -244,7 +276,6 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
     }
     ++row_number;
   }
-  cuda::cp_async_wait<0>();
 }
 
 // ----------------------------------------------------------------------------------------- consume
@@ -289,6 +320,7 @@ class Consumer {
         lane_(thread_ % kWarp) {}
 
   __device__ void run() {
+    cuda::pdl_wait();
     uint32_t tile_number = 0;
     uint32_t row_number = 0;  // of rows that have keys
     for_each_task(params_, [&](const SplitTask& task, uint32_t task_number) {
@@ -545,11 +577,17 @@ class Consumer {
 #pragma unroll
     for (int h = 0; h < 2 * kPairs; ++h) {
       float sum = sum_[h];
-      float max = max_[h];
+      float max = reference_[h];
 #pragma unroll
       for (int offset = 4; offset < kWarp; offset *= 2) {
         sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+      }
+      if (params_.call.max_logits) {
+        max = max_[h];
+#pragma unroll
+        for (int offset = 4; offset < kWarp; offset *= 2) {
+          max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+        }
       }
       if (lane_ < 4) {
         const int head = h / 2 * 8 + lane_ * 2 + h % 2;
@@ -858,9 +896,14 @@ class Consumer {
 };
 
 template <int kHeads, bool kHasRope, bool kCluster>
-__global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_kernel(
+__global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_kernel(
     const __grid_constant__ SmallHeadParams params) {
   using Smem = SmallHeadSmem<kHeads>;
+  if constexpr (kHeads > 8) {
+    static_assert(gatherers(kHeads) * Registers<kHeads>::kGather +
+                      kConsumers * Registers<kHeads>::kConsumer <=
+                  Smem::kThreads / kWarpgroup * Registers<kHeads>::kLaunch);
+  }
   const uint32_t smem = smem_address(block_smem());
   const Barriers<kHeads> barriers = {.at = smem + Smem::kBarriersAt};
   if (threadIdx.x < kWarp) {
@@ -868,11 +911,10 @@ __global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_ke
   }
   __syncthreads();
   cuda::prefetch_params(params);
-  cuda::pdl_wait();
   cuda::pdl_launch_dependents();
   if (threadIdx.x >= kConsumers * kWarpgroup) {
-    if constexpr (kHeads == 32) {
-      release_registers<kGatherRegisters>();
+    if constexpr (kHeads > 8) {
+      release_registers<Registers<kHeads>::kGather>();
     }
     gather<kHeads, kHasRope>(params, barriers, smem);
     if constexpr (kCluster) {
@@ -881,8 +923,8 @@ __global__ __launch_bounds__(kSmallHeadThreads, 1) void sparse_mla_small_head_ke
       cluster_sync();
     }
   } else {
-    if constexpr (kHeads == 32) {
-      claim_registers<kConsumerRegisters>();
+    if constexpr (kHeads > 8) {
+      claim_registers<Registers<kHeads>::kConsumer>();
     }
     Consumer<kHeads, kHasRope, kCluster>(params, barriers, smem).run();
   }
@@ -901,7 +943,7 @@ Status launch_small_head(const SmallHeadParams& params, const DeviceInfo& device
       params.cluster ? params.num_items : std::min<int64_t>(params.num_items, device.sm_count);
   return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
                       {.grid = dim3(static_cast<unsigned>(blocks)),
-                       .block = dim3(kSmallHeadThreads),
+                       .block = dim3(SmallHeadSmem<kHeads>::kThreads),
                        .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
                        .cluster = params.cluster ? params.call.num_splits : 1,
                        .pdl = true},
