@@ -3,6 +3,7 @@
 // so that nothing but the memory stops it.
 #include "benchmarks/gather_floor.h"
 
+#include <algorithm>
 #include <string>
 
 #include "backends/cuda/device/cp_async.cuh"
@@ -72,13 +73,14 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant_
 template <int kThreads, int kStages>
 Status launch_gather(const Params& params, const DeviceInfo& device, void* stream) {
   const int64_t slabs = ceil_div(params.copied_chunks, kLanes);
-  return cuda::launch(
-      "gather_rows", gather_kernel<kThreads, kStages>, device, {.stream = stream},
-      {.grid = dim3(static_cast<unsigned>(ceil_div(params.count, params.rows_per_block))),
-       .block = dim3(kThreads),
-       .smem_bytes = kStages * slabs * (kThreads / kLanes) * 128,
-       .pdl = true},
-      params);
+  // Without rows, what it costs to start and to end.
+  const int64_t blocks = std::max<int64_t>(1, ceil_div(params.count, params.rows_per_block));
+  return cuda::launch("gather_rows", gather_kernel<kThreads, kStages>, device, {.stream = stream},
+                      {.grid = dim3(static_cast<unsigned>(blocks)),
+                       .block = dim3(kThreads),
+                       .smem_bytes = kStages * slabs * (kThreads / kLanes) * 128,
+                       .pdl = true},
+                      params);
 }
 
 }  // namespace

@@ -17,8 +17,9 @@ struct GatherShape {
 
 inline constexpr int kGatherConfigs = 3;
 
-// Enqueues one gather of all rows that `indices` [T, W] (int32, contiguous) names. Rows must be
-// multiples of 16 bytes and every entry a row of the cache.
+// Enqueues one gather of all rows that `indices` [T, W] (int32, contiguous) names; a kernel that
+// brings nothing when it names none. Rows must be multiples of 16 bytes and every entry a row of
+// the cache.
 Status gather_rows(const KvCacheView& kv, const ConstTensorView& indices, const GatherShape& shape,
                    const DeviceInfo& device, void* stream);
 

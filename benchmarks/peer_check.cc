@@ -57,7 +57,8 @@ Status check_peer(const Context& context, const DeviceInfo& device, const Peer& 
                   const KvLayout& layout, int64_t heads, int64_t topk) {
   LACUNA_ASSIGN_OR_RETURN(const Runtime* runtime, runtime_of(context, device));
   for (const testing::ListPattern list :
-       {testing::ListPattern::kShuffled, testing::ListPattern::kEmptyRows}) {
+       {testing::ListPattern::kShuffled, testing::ListPattern::kModular,
+        testing::ListPattern::kEmptyRows}) {
     const int64_t width = std::min<int64_t>(topk, 512);
     testing::SparseMlaProblem problem({.name = "peer",
                                        .rows = 4,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -21,10 +22,14 @@ Result<SparseMlaPool> make_sparse_mla_pool(GpuBench& gpu, const KvLayout& layout
 
 class SparseMlaCalls {
  public:
+  // `count`: each row's list has that many entries, which the operation is told as valid_counts,
+  // and is -1 from there on. None: all topk, and the operation gets no counts.
   static Result<SparseMlaCalls> create(GpuBench& gpu, const KvCacheView& kv, int64_t heads,
-                                       int64_t topk, int64_t rows);
+                                       int64_t topk, int64_t rows,
+                                       std::optional<int64_t> count = std::nullopt);
 
-  // The list of each call; their number is that of a graph's nodes.
+  // The entries of each call's lists, without what follows them; their number is that of a graph's
+  // nodes.
   const std::vector<ConstTensorView>& lists() const { return lists_; }
   SparseMlaArgs args(int64_t i, std::string_view kernel) const;
 
@@ -33,7 +38,9 @@ class SparseMlaCalls {
   ConstTensorView q_;
   TensorView out_;
   TensorView lse_;
-  std::vector<ConstTensorView> lists_;
+  std::vector<ConstTensorView> indices_;  // [rows, topk]
+  std::vector<ConstTensorView> lists_;    // [rows, count]
+  ConstTensorView valid_counts_;
   std::vector<DeviceMemory> memory_;  // of all the above but kv_
 };
 

@@ -3,6 +3,7 @@
 #include "benchmarks/sparse_mla_gpu.h"
 
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "benchmarks/gather_floor.h"
@@ -23,7 +24,8 @@ class Bench {
     LACUNA_ASSIGN_OR_RETURN(pool_, make_sparse_mla_pool(gpu_, layout, grid_.context));
     return ok_status();
   }
-  Status measure(int64_t heads, int64_t topk, int64_t rows, const TellLine& tell);
+  Status measure(int64_t heads, int64_t topk, std::optional<int64_t> count, int64_t rows,
+                 const TellLine& tell);
 
  private:
   // Gathers of these lists in all shapes that could be fastest.
@@ -55,28 +57,37 @@ std::vector<Enqueue> Bench::gathers(const std::vector<ConstTensorView>& lists) c
   return gathers;
 }
 
-Status Bench::measure(int64_t heads, int64_t topk, int64_t rows, const TellLine& tell) {
+Status Bench::measure(int64_t heads, int64_t topk, std::optional<int64_t> count, int64_t rows,
+                      const TellLine& tell) {
   const KvLayout& layout = pool_.kv.layout;
   LACUNA_ASSIGN_OR_RETURN(const SparseMlaCalls calls,
-                          SparseMlaCalls::create(gpu_, pool_.kv, heads, topk, rows));
+                          SparseMlaCalls::create(gpu_, pool_.kv, heads, topk, rows, count));
   const auto args = [&](int64_t i) { return calls.args(i, grid_.kernel); };
   std::vector<Subject> subjects(1);
   LACUNA_ASSIGN_OR_RETURN(subjects[0], gpu_.subject(args));
   DeviceMemory peer_workspace;
   if (peer_ != nullptr) {
-    LACUNA_RETURN_IF_ERROR(peer_->supports(args(0)));
-    LACUNA_ASSIGN_OR_RETURN(peer_workspace, gpu_.allocate(peer_->workspace_bytes(args(0))));
-    subjects.push_back(
-        {.kernel = peer_->name(), .peer = peer_->name(), .enqueue = [&](int64_t i, void* stream) {
-           return peer_->run(args(i), peer_workspace.data(), stream);
-         }});
+    // A peer knows no counts: it finds the -1 that follow a row's entries.
+    const auto peer_args = [&](int64_t i) {
+      SparseMlaArgs without_counts = args(i);
+      without_counts.valid_counts = {};
+      return without_counts;
+    };
+    LACUNA_RETURN_IF_ERROR(peer_->supports(peer_args(0)));
+    LACUNA_ASSIGN_OR_RETURN(peer_workspace, gpu_.allocate(peer_->workspace_bytes(peer_args(0))));
+    subjects.push_back({.kernel = peer_->name(),
+                        .peer = peer_->name(),
+                        .enqueue = [this, peer_args, &peer_workspace](int64_t i, void* stream) {
+                          return peer_->run(peer_args(i), peer_workspace.data(), stream);
+                        }});
   }
-  const double pairs = static_cast<double>(rows * topk);
+  const double pairs = static_cast<double>(rows * count.value_or(topk));
   const double query_rows = static_cast<double>(rows * heads);
   const double latent = static_cast<double>(layout.latent);
   const double d_qk = static_cast<double>(layout.d_qk());
   return gpu_.measure(subjects, gathers(calls.lists()), std::ssize(calls.lists()),
-                      {.op = "sparse_mla",
+                      {.op = count.has_value() ? "sparse_mla_count_" + std::to_string(*count)
+                                               : std::string("sparse_mla"),
                        .heads = heads,
                        .d_qk = layout.d_qk(),
                        .topk = topk,
@@ -95,12 +106,18 @@ Status Bench::measure(int64_t heads, int64_t topk, int64_t rows, const TellLine&
 Status measure_sparse_mla(GpuBench gpu, const SparseMlaGrid& grid, const Peer* peer,
                           const TellLine& tell) {
   Bench bench(std::move(gpu), grid, peer);
+  std::vector<std::optional<int64_t>> counts(grid.counts.begin(), grid.counts.end());
+  if (counts.empty()) {
+    counts.push_back(std::nullopt);
+  }
   for (const KvLayout& layout : grid.layouts) {
     LACUNA_RETURN_IF_ERROR(bench.set_layout(layout));
     for (const int64_t heads : grid.heads) {
       for (const int64_t topk : grid.topk) {
-        for (const int64_t rows : grid.rows) {
-          LACUNA_RETURN_IF_ERROR(bench.measure(heads, topk, rows, tell));
+        for (const std::optional<int64_t> count : counts) {
+          for (const int64_t rows : grid.rows) {
+            LACUNA_RETURN_IF_ERROR(bench.measure(heads, topk, count, rows, tell));
+          }
         }
       }
     }

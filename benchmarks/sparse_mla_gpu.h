@@ -16,6 +16,7 @@ struct SparseMlaGrid {
   std::vector<int64_t> heads;
   std::vector<KvLayout> layouts;
   std::vector<int64_t> topk;
+  std::vector<int64_t> counts;  // valid entries of the lists of topk; empty: all, and none given
   std::vector<int64_t> rows;
   std::string dtype;    // what the lines call the layouts
   int64_t context = 0;  // cached tokens; 0: 4 GB of them

@@ -37,6 +37,7 @@ struct BenchFlags {
   std::vector<int64_t> heads = {16};
   std::vector<int64_t> d_qk = {576};
   std::vector<int64_t> topk = {2048};
+  std::vector<int64_t> counts;
   std::vector<int64_t> rows = {1};
   int64_t context = 0;  // 0: 4096 on the CPU, 4 GB of tokens on a GPU
   std::string dtype = "bf16";
@@ -364,6 +365,9 @@ void print_table(const std::vector<bench::BenchLine>& results) {
 Status check_flags(const BenchFlags& flags) {
   LACUNA_RETURN_IF_ERROR(check_extents("--heads", flags.heads, 1, 1024));
   LACUNA_RETURN_IF_ERROR(check_extents("--topk", flags.topk, 1, int64_t{1} << 20));
+  // Every count is measured with every topk.
+  LACUNA_RETURN_IF_ERROR(check_extents("--counts", flags.counts, 0,
+                                       *std::min_element(flags.topk.begin(), flags.topk.end())));
   LACUNA_RETURN_IF_ERROR(check_extents("--rows", flags.rows, 1, 1 << 16));
   // 2^26 rows of the cache are 77 GB of bf16.
   LACUNA_RETURN_IF_ERROR(check_extents("--context", {flags.context}, 0, int64_t{1} << 26));
@@ -384,14 +388,16 @@ Result<int> bench_attention(const BenchFlags& flags) {
                                {.heads = flags.heads,
                                 .layouts = layouts,
                                 .topk = flags.topk,
+                                .counts = flags.counts,
                                 .rows = flags.rows,
                                 .dtype = flags.dtype,
                                 .context = flags.context,
                                 .kernel = flags.kernel},
                                flags.peer);
   }
-  if (!flags.peer.empty()) {
-    return invalid_argument("--peer: measured on a GPU only (--device cuda)");
+  if (!flags.peer.empty() || !flags.counts.empty()) {
+    return invalid_argument(fmt::format("{}: measured on a GPU only (--device cuda)",
+                                        flags.counts.empty() ? "--peer" : "--counts"));
   }
   LACUNA_ASSIGN_OR_RETURN(const std::vector<Shape> shapes, shapes_of(flags));
   std::optional<OutputFile> file;
@@ -443,6 +449,11 @@ void add_bench(CLI::App& app, Action& action) {
   add_extents(*command, "--d-qk", flags->d_qk, "Width of a key: 576 or 512 (latent 512)");
   add_extents(*command, "--topk", flags->topk, "Keys a row reads");
   add_extents(*command, "--rows", flags->rows, "Query rows");
+  command
+      ->add_option("--counts", flags->counts,
+                   "GPU: of the --topk entries of each row's list only so many are keys, and the "
+                   "operation is told so; 0: none. Without: all are, and it is told nothing")
+      ->delimiter(',');
   command->add_option("--context", flags->context,
                       "Cached tokens; 0: 4096, and 4 GB of them on a GPU");
   command->add_option("--dtype", flags->dtype, "Cache: bf16, f32 or fp8_ds_mla")

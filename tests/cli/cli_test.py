@@ -582,8 +582,9 @@ class DataAndOutput(CliTest):
         for device in ("cpu",) if has_gpu else ("cpu", "auto"):
             self.bad(1, [f"--device {device}: the indexer is measured on a GPU only"], "bench",
                      "indexer", "--device", device)
-        self.bad(2, ["--peer: measured on a GPU only"], "bench", "attention", "--device", "cpu",
-                 "--peer", "libx.so")
+        for flag, value in (("--peer", "libx.so"), ("--counts", "0")):
+            self.bad(2, [f"{flag}: measured on a GPU only"], "bench", "attention", "--device", "cpu",
+                     flag, value)
 
     def test_tune(self):
         for flag, value, most in (("--heads", "33", "32"), ("--rows", "0", "65536"),
@@ -618,6 +619,11 @@ class DataAndOutput(CliTest):
         attention(['--dtype: "int4"', "bf16, f32 or fp8_ds_mla"], "--dtype", "int4")
         attention(["--topk: 2048", "--context 64"], "--context", "64")
         attention(["--repeats: 0", "from 1"], "--repeats", "0")
+        attention(["--counts: -1, expected values from 0 to 128"], "--topk", "128", "--counts",
+                  "0,-1")
+        attention(["--counts: 2051, expected values from 0 to 128"], "--topk", "2176,128",
+                  "--counts", "128,2051")
+        attention(["--counts", "many"], "--counts", "many")
 
         def indexer(parts, *args):
             self.bad(2, parts, "bench", "indexer", *args)
