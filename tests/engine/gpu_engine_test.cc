@@ -78,36 +78,48 @@ Request request_of(int which, int num_facts, int64_t max_tokens) {
 }
 
 // Requests of many lengths that come and go: batches of every size up to `sequences`.
-Answers churn(Engine& engine, int count, uint32_t seed) {
+Answers churn(Engine& engine, int count, uint32_t seed, uint32_t facts_max = 60,
+              uint32_t tokens_max = 40) {
   std::mt19937 random(seed);
   for (int i = 0; i < count; ++i) {
-    const int facts = 1 + static_cast<int>(random() % 60);
-    const int64_t tokens = 1 + static_cast<int64_t>(random() % 40);
+    const int facts = 1 + static_cast<int>(random() % facts_max);
+    const int64_t tokens = 1 + static_cast<int64_t>(random() % tokens_max);
     EXPECT_TRUE(engine.submit(request_of(i, facts, tokens)).ok());
   }
   return run_all(engine);
 }
 
-TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
-  EngineOptions options = gpu_options(13);
-  const auto graphs = make(options);
+// `requests` that come and go, in graphs and in eager launches.
+void compare_graphs_with_eager(EngineOptions options, const Context& context, int requests,
+                               uint32_t facts_max, uint32_t tokens_max) {
+  const auto graphs = make_engine(options, context);
   options.enforce_eager = true;
-  const auto eager = make(options);
+  const auto eager = make_engine(options, context);
   ASSERT_TRUE(graphs != nullptr && eager != nullptr);
   EXPECT_GT(graphs->info().num_graphs, 0);
   EXPECT_EQ(eager->info().num_graphs, 0);
-  const Answers want = churn(*eager, 48, 7);
-  const Answers got = churn(*graphs, 48, 7);
+  const Answers want = churn(*eager, requests, 7, facts_max, tokens_max);
+  const Answers got = churn(*graphs, requests, 7, facts_max, tokens_max);
   EXPECT_EQ(got.tokens, want.tokens);
   EXPECT_EQ(got.logprobs, want.logprobs);
   const EngineCounters counters = graphs->counters();
-  EXPECT_GT(counters.graph_steps, 20);
+  EXPECT_GT(counters.graph_steps, tokens_max / 2);
   EXPECT_GT(counters.padded_rows, 0);
   EXPECT_EQ(counters.eager_steps.count("enforced"), 0u);
   EXPECT_EQ(eager->counters().graph_steps, 0);
   EXPECT_EQ(eager->counters().eager_steps["enforced"], counters.graph_steps);
   // The same again: the caches hold other bytes by now.
-  EXPECT_EQ(churn(*graphs, 48, 7).logprobs.size(), want.logprobs.size());
+  EXPECT_EQ(churn(*graphs, requests, 7, facts_max, tokens_max).logprobs.size(),
+            want.logprobs.size());
+}
+
+TEST_F(GpuEngine, GraphsWithPaddedRowsGiveTheBitsOfEagerLaunches) {
+  compare_graphs_with_eager(gpu_options(13), context_, 48, 60, 40);
+}
+
+// So few steps that compute-sanitizer sees their end: what `./run gpu-test` runs under it.
+TEST_F(GpuEngine, GraphsOfFewRequestsGiveTheBitsOfEagerLaunches) {
+  compare_graphs_with_eager(gpu_options(5), context_, 7, 30, 12);
 }
 
 // Steps whose requests all have 2 to 4 rows: what a prefix in the cache leaves of a prompt.
