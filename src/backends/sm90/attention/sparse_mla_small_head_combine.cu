@@ -47,6 +47,9 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
     int64_t slot = 0;
     int states = 0;
     if (pass > 0) {
+      if constexpr (kMany) {
+        __syncthreads();  // the parts of the dry pass have been read
+      }
       cuda::pdl_wait();
       cuda::pdl_launch_dependents();
       states = item < num_items ? cuda::num_states(p, item, row, slot) : 0;
