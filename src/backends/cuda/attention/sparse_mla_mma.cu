@@ -404,6 +404,7 @@ __global__ __launch_bounds__(
       cp_async_wait<0>();
     }
     if constexpr (kFp8) {
+      __syncwarp();  // the other lanes have read the last tile
       widen_slab(smem + stage * Smem::kStageBytes + warp_idx * (kSlabBytes / 2),
                  smem + Smem::kTileAt + warp_idx * kSlabBytes);
       if (tile + kStages < num_tiles) {
