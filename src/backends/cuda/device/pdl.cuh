@@ -12,10 +12,21 @@ template <class Params>
 __device__ inline void prefetch_params(const Params& params) {
   constexpr int kLineWords = 16;
   const auto* words = reinterpret_cast<const uint32_t*>(&params);
+  uint32_t all = 0;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(Params) / 4); i += kLineWords) {
-    asm volatile("" ::"r"(words[i]));
+    all |= words[i];
   }
+  // Loads that nothing depends on would be left out.
+  asm volatile(
+      "{\n\t.reg .pred never;\n\tsetp.eq.u32 never, %0, 0xffffffff;\n\t"
+      "@never nanosleep.u32 1;\n\t}" ::"r"(all));
+}
+
+// Asks L2 for a line that is read soon. It reads nothing, so it may stand before pdl_wait(): what a
+// predecessor yet writes there is seen.
+__device__ inline void prefetch_line(const void* at) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
 // Waits until what the predecessor wrote can be seen. Before it nothing may be read that a kernel

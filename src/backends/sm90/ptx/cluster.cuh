@@ -1,25 +1,14 @@
-// Clusters: blocks that run at the same time and reach each other's shared memory.
+// Stores into the shared memory of another block of the cluster.
 #pragma once
 
 #include <cstdint>
 
+#include "backends/cuda/device/cluster.cuh"
+
 namespace lacuna::sm90 {
 
-// Every thread of every block of the cluster arrives; what was written before is seen after.
-__device__ inline void cluster_sync() {
-  __syncwarp();
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-// The same place in the shared memory of block `rank` of the cluster.
-__device__ inline uint32_t cluster_address(uint32_t smem, int rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem), "r"(rank));
-  return address;
-}
+using cuda::cluster_address;
+using cuda::cluster_sync;
 
 __device__ inline void cluster_store(uint32_t address, const float4& value) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value.x),
