@@ -7,6 +7,7 @@
 
 #include "backends/cuda/attention/sparse_mla.h"
 #include "backends/cuda/device/element.cuh"
+#include "backends/cuda/device/exp2.cuh"
 
 namespace lacuna::cuda {
 
@@ -20,23 +21,23 @@ struct SplitTask {
   int32_t slot;
 };
 
-// What an item is without a schedule, but for its row's count. Reads parameters alone, so that it
-// is for the time before pdl_wait() too. Rows and entries fit 32 bits: check_sparse_mla_plan().
+// What the plan gives an item, by parameters alone. Not with a schedule.
 __device__ inline SplitTask cut_task(const SparseMlaParams& p, int32_t item) {
   const int32_t keys_per_split = static_cast<int32_t>(p.keys_per_split);
-  const int32_t split = item % p.num_splits;
-  return {.row = static_cast<int32_t>(p.first_row) + item / p.num_splits,
+  const int32_t row = item / p.num_splits;
+  const int32_t split = item - row * p.num_splits;
+  return {.row = static_cast<int32_t>(p.first_row) + row,
           .begin = split * keys_per_split,
           .end = split + 1 == p.num_splits ? static_cast<int32_t>(p.list_width)
                                            : (split + 1) * keys_per_split,
           .slot = p.num_splits > 1 ? item : -1};
 }
 
-// What an item is by the schedule. False: it has nothing to do.
+// What the schedule gives an item. False: nothing.
 __device__ inline bool scheduled_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
   const int4 header = __ldcg(p.schedule);
   if (header.x != kBalanced || item >= header.y || header.z != p.num_rows ||
-      header.w != p.list_width) {
+      header.w != static_cast<int32_t>(p.list_width)) {
     return false;
   }
   const int4 entry = __ldcg(p.schedule + 1 + item);
@@ -45,7 +46,7 @@ __device__ inline bool scheduled_task(const SparseMlaParams& p, int32_t item, Sp
   return task.row >= 0 && task.row < p.num_rows && task.begin >= 0 && task.slot < p.num_slots;
 }
 
-// The task without entries past the row's count.
+// A task ends where its list does.
 __device__ inline void limit_task(const SparseMlaParams& p, SplitTask& task) {
   int32_t length = static_cast<int32_t>(p.list_width);
   if (p.valid_counts) {
@@ -54,7 +55,7 @@ __device__ inline void limit_task(const SparseMlaParams& p, SplitTask& task) {
   task.end = min(task.end, length);
 }
 
-// False: this item has nothing to do.
+// False: this item has nothing to do. Rows, entries and slots fit 32 bits: check_sparse_mla_plan().
 __device__ inline bool find_task(const SparseMlaParams& p, int32_t item, SplitTask& task) {
   if (p.schedule == nullptr) {
     task = cut_task(p, item);
@@ -99,11 +100,12 @@ __device__ inline int32_t cached_row(const SparseMlaParams& p, int32_t request, 
 }
 
 // What a head's weighted sum is multiplied by, once all its keys are in. With lse and max_logits it
-// is what remains of the softmax.
+// is what remains of the softmax. Approximate to 2^-22: a row's end is code that runs once, and
+// short code comes sooner.
 __device__ inline float finish_head(const SparseMlaParams& p, int64_t row, int head, float max,
                                     float sum, bool write) {
   const bool empty = max == kMinusInfinity;
-  const float lse = empty ? kMinusInfinity : max + logf(sum);
+  const float lse = empty ? kMinusInfinity : max + log2_fast(sum) * kLn2;
   if (write) {
     if (p.lse) {
       p.lse(row, head) = lse;
@@ -115,10 +117,10 @@ __device__ inline float finish_head(const SparseMlaParams& p, int64_t row, int h
   if (empty) {
     return 0.0f;
   }
-  float factor = (p.latent_scale == nullptr ? 1.0f : *p.latent_scale) / sum;
+  float factor = __fdividef(p.latent_scale == nullptr ? 1.0f : *p.latent_scale, sum);
   if (p.sink) {
     // exp(lse) / (exp(lse) + exp(sink)); an infinite exponential gives the right limit.
-    factor /= 1.0f + expf(p.sink(head) - lse);
+    factor = __fdividef(factor, 1.0f + exp2_fast((p.sink(head) - lse) * kLog2E));
   }
   return factor;
 }

@@ -100,6 +100,7 @@ struct SparseMlaParams {
   int64_t keys_per_split;
   int64_t first_row;  // rows of this launch begin here
   int64_t num_slots;
+  bool pairs;            // the two splits of a row run as a cluster, which joins them
   float* partial_out;    // [slots, H, latent], not normalised
   float2* partial_sums;  // [slots, H]: largest score and sum of weights
 };
@@ -127,9 +128,10 @@ SparseMlaParams sparse_mla_params(const SparseMlaArgs& args);
 // item blockIdx.x / head_blocks.
 using Attend = Status (*)(const SparseMlaParams& params, const DeviceInfo& device,
                           const Launch& where, int64_t blocks);
-// Launches `attend`, then the combine kernel, as often as the plan wants.
+// Launches `attend`, then the combine kernel, as often as the plan wants. `can_pair`: where a row
+// has two splits and all blocks run at once, `attend` is asked to join them (params.pairs).
 Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
-                           int64_t heads_per_block, Attend attend);
+                           int64_t heads_per_block, bool can_pair, Attend attend);
 
 // Joins the partial states of `num_items` rows (or of the first tasks of a schedule).
 Status combine_splits(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,

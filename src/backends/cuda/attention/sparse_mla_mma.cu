@@ -4,9 +4,10 @@
 //
 // A block takes 16 heads and a split of one row's list. It is two teams of 8 warps where its shared
 // memory has room for them, else one; the teams take turns at the tiles of 32 keys, each with its
-// own softmax, and join at the end. Tiles come by 16-byte asynchronous copies, two ahead, into
-// slabs of 64 columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at place
-// c ^ (k & 7), so that neither the copies nor ldmatrix meet a bank twice. Of a tile
+// own softmax, and join at the end. The two splits of a row may be a cluster, whose blocks join
+// each half of the heads. Tiles come by 16-byte asynchronous copies, two ahead, into slabs of 64
+// columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at place c ^ (k & 7), so
+// that neither the copies nor ldmatrix meet a bank twice. Of a tile
 //   copies: warp w of the team brings slab w, which it alone reads for the output, and a part of
 //     the rope for its pair. So a slab is refilled without a barrier, and tiles are awaited by
 //     pairs of warps.
@@ -22,6 +23,7 @@
 #include <string>
 
 #include "backends/cuda/attention/sparse_mla.cuh"
+#include "backends/cuda/device/cluster.cuh"
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/device/exp2.cuh"
 #include "backends/cuda/device/mma.cuh"
@@ -42,6 +44,8 @@ constexpr int kLatentSlabs = kLatent / 64;  // one a warp
 constexpr int kQuerySlabBytes = kHeads * 128;
 constexpr int kStages = 2;
 constexpr int kScaleStages = 4;
+// Blocks of more tiles begin with their teams half a tile apart.
+constexpr int kStaggerTiles = 8;
 // Floats from one head's sums to the next: pairs of columns of four heads meet no bank twice.
 constexpr int kSumPitch = kLatent + 8;
 constexpr int kColumnGroups = 4;                            // one a pair of warps
@@ -109,6 +113,13 @@ __device__ float max_of_warp(float x) {
   return __int_as_float(mirror(__reduce_max_sync(0xffffffffu, bits)));
 }
 
+// An entry of a list, where the program says: asked for before the copies that follow.
+__device__ int32_t load_entry(const int32_t* at) {
+  int32_t entry;
+  asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(entry) : "l"(at) : "memory");
+  return entry;
+}
+
 // The threads of the calling one's group of kThreads meet. The barrier's number is worked out each
 // time: registers are what is short. Barrier 0 is __syncthreads().
 template <int kThreads, int kFirstBarrier>
@@ -125,7 +136,8 @@ __device__ void sync_group() {
 __device__ uint32_t chunk_at(int key, int chunk) { return key * 128 + ((chunk ^ (key & 7)) << 4); }
 
 // A warp's part of the gather. A lane knows where key `lane` of a tile lies; entries are read two
-// tiles before their copies and translated one before, so that no copy waits for its address.
+// tiles before their copies and translated one before, so that no copy waits for its address. The
+// first are read by start().
 template <bool kFp8, bool kHasRope, int kTeams>
 class Gather {
  public:
@@ -138,9 +150,20 @@ class Gather {
         lane_(static_cast<int>(threadIdx.x) % kWarp),
         at_(task.begin + team * kTileKeys + lane_),
         end_(task.end),
-        smem_(smem) {
-    row_ = read_entry();
-    entry_ = read_entry();
+        smem_(smem) {}
+
+  // Reads the entries of the first three tiles, which lie `entries` on. Returns the third.
+  __device__ int32_t start(const int32_t* entries) {
+    int32_t first[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int ahead = i * kTeams * kTileKeys;
+      first[i] = at_ + ahead < end_ ? load_entry(entries + ahead) : -1;
+    }
+    at_ += 3 * kTeams * kTileKeys;
+    row_ = first[0];
+    entry_ = first[1];
+    return first[2];
   }
 
   // The first entry, once.
@@ -264,32 +287,83 @@ __device__ void park(const uint32_t (&fragment)[4], uint4* to) {
   *to = {fragment[0], fragment[1], fragment[2], fragment[3]};
 }
 
-// A team copies the query of 16 heads into slabs of 64 columns, the rope last; chunks lie as those
-// of keys do.
+// A thread's part of the query of 16 heads, which a team copies into slabs of 64 columns, the rope
+// last; chunks lie as those of keys do.
 template <bool kHasRope>
-__device__ void copy_query(const SparseMlaParams& p, int32_t row, int first_head, uint32_t to) {
-  const int thread = static_cast<int>(threadIdx.x) % kTeamThreads;
-  const int chunk = thread % 8;
-  const int head = thread / 8 % kHeads;
-  const int slab = thread / (8 * kHeads);  // and two on
-  const bool exists = first_head + head < p.num_heads;
-  const int64_t at = exists ? first_head + head : 0;
-  to += slab * kQuerySlabBytes + chunk_at(head, chunk);
-  const Bf16* from = static_cast<const Bf16*>(p.q_nope) + row * p.q_nope_strides[0] +
-                     at * p.q_nope_strides[1] + slab * 64 + chunk * 8;
-#pragma unroll
-  for (int i = 0; i < kLatentSlabs; i += 2) {
-    cp_async_16(to + i * kQuerySlabBytes, from + i * 64, exists);
+class Query {
+ public:
+  __device__ Query(const SparseMlaParams& p, int32_t row, int first_head, uint32_t smem) {
+    const int thread = static_cast<int>(threadIdx.x) % kTeamThreads;
+    const int chunk = thread % 8;
+    const int head = thread / 8 % kHeads;
+    const int slab = thread / (8 * kHeads);  // and two on
+    exists_ = first_head + head < p.num_heads;
+    const int64_t at = exists_ ? first_head + head : 0;
+    to_ = smem + slab * kQuerySlabBytes + chunk_at(head, chunk);
+    latent_ = static_cast<const Bf16*>(p.q_nope) + row * p.q_nope_strides[0] +
+              at * p.q_nope_strides[1] + slab * 64 + chunk * 8;
+    if constexpr (kHasRope) {
+      rope_ = static_cast<const Bf16*>(p.q_rope) + row * p.q_rope_strides[0] +
+              at * p.q_rope_strides[1] + chunk * 8;
+    }
   }
-  if (kHasRope && slab == 0) {
-    cp_async_16(to + kLatentSlabs * kQuerySlabBytes,
-                static_cast<const Bf16*>(p.q_rope) + row * p.q_rope_strides[0] +
-                    at * p.q_rope_strides[1] + chunk * 8,
-                exists);
+
+  // Asks L2 for it.
+  __device__ void prefetch() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread >= kTeamThreads || thread % 8 != 0 || !exists_) {
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kLatentSlabs; i += 2) {
+      prefetch_line(latent_ + i * 64);
+    }
+    if (kHasRope && thread < 8 * kHeads) {
+      prefetch_line(rope_);
+    }
+  }
+
+  __device__ void copy() const {
+#pragma unroll
+    for (int i = 0; i < kLatentSlabs; i += 2) {
+      cp_async_16(to_ + i * kQuerySlabBytes, latent_ + i * 64, exists_);
+    }
+    if (kHasRope && threadIdx.x % kTeamThreads < 8 * kHeads) {
+      cp_async_16(to_ + kLatentSlabs * kQuerySlabBytes, rope_, exists_);
+    }
+  }
+
+ private:
+  const Bf16* latent_;
+  const Bf16* rope_;
+  uint32_t to_;
+  bool exists_;
+};
+
+// The sum of a head's parts.
+template <int kParts>
+__device__ void join_parts(const float4 (&values)[kParts], const float2 (&states)[kParts],
+                           float4& value, float2& state) {
+  float max = states[0].x;
+#pragma unroll
+  for (int part = 1; part < kParts; ++part) {
+    max = fmaxf(max, states[part].x);
+  }
+  const float shift = max == kMinusInfinity ? 0.0f : max;
+  value = {0.0f, 0.0f, 0.0f, 0.0f};
+  state = {max, 0.0f};
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const float weight = exp2_fast((states[part].x - shift) * kLog2E);
+    state.y += states[part].y * weight;
+    value.x += values[part].x * weight;
+    value.y += values[part].y * weight;
+    value.z += values[part].z * weight;
+    value.w += values[part].w * weight;
   }
 }
 
-template <bool kFp8, bool kHasRope, int kTeams>
+template <bool kFp8, bool kHasRope, int kTeams, bool kPairs>
 __global__ __launch_bounds__(
     kTeams* kTeamThreads,
     kTeams == 1 ? kTeamsMax
@@ -311,35 +385,70 @@ __global__ __launch_bounds__(
   char* const smem = block_smem + team * Smem::kBytes;
   const uint32_t smem_at = smem_address(smem);
 
+  prefetch_params(p);
   const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
-  const int item = static_cast<int>(blockIdx.x) / head_blocks;
+  // The blocks of a pair are neighbours: the two splits of a row, for the same heads.
+  const int index = static_cast<int>(blockIdx.x) / (kPairs ? 2 : 1);
+  const int unit = index / head_blocks;
+  const int item = kPairs ? 2 * unit + static_cast<int>(blockIdx.x) % 2 : unit;
+  const int first_head = (index - unit * head_blocks) * kHeads;
+  const uint32_t query_at = smem_at + Smem::kScoresAt;
+  // What parameters alone say is worked out, and asked of L2, before the predecessor ends.
+  const bool is_planned = kPairs || p.schedule == nullptr;
+  SplitTask task = {};
+  if (is_planned) {
+    task = cut_task(p, item);
+  }
+  const auto first_entries = [&] {
+    return p.indices.row(task.row) + task.begin + team * kTileKeys + lane_idx;
+  };
+  const int32_t* entries = first_entries();
+  Query<kHasRope> query_copy(p, task.row, first_head, query_at);
+  if (is_planned) {
+    // A line is a tile's entries: those of the team's first 16 tiles.
+    constexpr int kTileStride = kTeams * kTileKeys;
+#pragma unroll
+    for (int tile = warp_idx; tile < 2 * kLatentSlabs; tile += kLatentSlabs) {
+      if (lane_idx == 0 && task.begin + (tile * kTeams + team) * kTileKeys < task.end) {
+        prefetch_line(entries + tile * kTileStride);
+      }
+    }
+    query_copy.prefetch();
+  }
   pdl_wait();
   pdl_launch_dependents();
-  SplitTask task;
-  if (!find_task(p, item, task)) {
-    return;
+  if (!is_planned) {
+    if (!scheduled_task(p, item, task)) {
+      return;
+    }
+    entries = first_entries();
+    query_copy = Query<kHasRope>(p, task.row, first_head, query_at);
   }
+  limit_task(p, task);
+  Gather<kFp8, kHasRope, kTeams> gather(p, task, team, smem_at);
+  const int32_t third_entry = gather.start(entries);
+  query_copy.copy();
+  cp_async_commit();
   const int block_tiles =
       task.end > task.begin ? (task.end - task.begin + kTileKeys - 1) / kTileKeys : 0;
   const int num_tiles = (block_tiles + kTeams - 1 - team) / kTeams;  // of the team
   auto* const kept = reinterpret_cast<Kept*>(block_smem + Smem::kKeptAt);
-  const int first_head = (static_cast<int>(blockIdx.x) - item * head_blocks) * kHeads;
   if (threadIdx.x == 0) {
     *kept = {.slot = task.slot, .first_head = first_head, .is_shared = block_tiles > 1};
   }
-  Gather<kFp8, kHasRope, kTeams> gather(p, task, team, smem_at);
-  const int32_t third_entry = gather.read_entry();
-  const uint32_t query_at = smem_at + Smem::kScoresAt;
-  if (team == 0 || num_tiles > 0) {
-    copy_query<kHasRope>(p, task.row, first_head, query_at);
-  }
-  cp_async_commit();
+  // Teams that wait for memory at the same time leave it idle at the same time. So one of them
+  // begins when it has its query, and each asks for its second tile while it is at the first.
+  const bool is_staggered = !kFp8 && kTeams == 2 && block_tiles > kStaggerTiles;
+  const bool is_late = is_staggered && team == 1;
   gather.translate();
   uint32_t valid_keys = gather.is_valid() ? 1 : 0;  // a bit a tile, the last copied one lowest
-  if (num_tiles > 0) {
+  const auto copy_first_tile = [&] {
     gather.copy_slab(0);
     gather.copy_shared(0, 0);
     gather.advance(third_entry);
+  };
+  if (num_tiles > 0 && !is_late) {
+    copy_first_tile();
   }
   cp_async_commit();
 
@@ -371,11 +480,16 @@ __global__ __launch_bounds__(
     park(rope_fragment, parked_query + Smem::kParkedSteps * kTeamThreads);
   }
   // Only now, so that the query does not wait behind these.
-  valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
-  if (num_tiles > 1) {
-    gather.copy_slab(1);
-    gather.copy_shared(1, 1);
-    gather.advance(gather.read_entry());
+  if (is_late) {
+    copy_first_tile();
+  }
+  if (!is_staggered) {
+    valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
+    if (num_tiles > 1) {
+      gather.copy_slab(1);
+      gather.copy_shared(1, 1);
+      gather.advance(gather.read_entry());
+    }
   }
   cp_async_commit();
 
@@ -397,8 +511,8 @@ __global__ __launch_bounds__(
     const uint32_t tile_at = kFp8 ? 0 : stage * Smem::kStageBytes;
     const float* scales = reinterpret_cast<const float*>(smem + Smem::kScalesAt) +
                           (tile % kScaleStages * kColumnGroups + column_group) * kTileKeys;
-    // The second tile, and with fp8_ds_mla every next one, may still be on its way.
-    if (kFp8 || tile == 0) {
+    // The next tile may still be on its way where it was asked for.
+    if (kFp8 || kTeams == 1 || (tile == 0 && !is_staggered)) {
       cp_async_wait<1>();
     } else {
       cp_async_wait<0>();
@@ -460,25 +574,17 @@ __global__ __launch_bounds__(
       }
     }
     sync_group<kTeamThreads, 1>();
-    if constexpr (!kFp8) {
-      // The slab of the last tile has been free since its output. Copies that start right then keep
-      // more bytes in flight than an SM's share, and blocks end further apart.
-      if (tile > 0) {
-        valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
-        if (tile + 1 < num_tiles) {
-          gather.copy_slab(stage ^ 1);
-          gather.copy_shared(stage ^ 1, 0);
-          gather.advance(gather.read_entry());
-        }
-        cp_async_commit();
-      }
-    } else {
+    if constexpr (kFp8) {
       valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
       if (tile + kStages < num_tiles) {
         gather.copy_shared(stage, (tile + kStages) % kScaleStages);
         gather.advance(gather.read_entry());
       }
       cp_async_commit();
+    }
+
+    if (!kFp8 && kTeams == 2 && (tile > 0 || is_staggered)) {
+      valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
     }
 
     // Weights of two heads.
@@ -523,6 +629,19 @@ __global__ __launch_bounds__(
           *reinterpret_cast<uint16_t*>(at + (kHeads + i) * kWeightPitch) =
               static_cast<uint16_t>(low >> 16 * i);
         }
+      }
+    }
+    if constexpr (!kFp8 && kTeams == 2) {
+      // The slab of the last tile has been free since its output. Copies that start right then keep
+      // more bytes in flight than an SM's share, and blocks end further apart; those that start
+      // before the weights hold the weights up.
+      if (tile > 0 || is_staggered) {
+        if (tile + 1 < num_tiles) {
+          gather.copy_slab(stage ^ 1);
+          gather.copy_shared(stage ^ 1, 0);
+          gather.advance(gather.read_entry());
+        }
+        cp_async_commit();
       }
     }
     sync_group<kTeamThreads, 1>();
@@ -575,12 +694,22 @@ __global__ __launch_bounds__(
         mma_16816(out[2 * n + 1], low, values[2], values[3]);
       }
     }
-    // The warp's slab is used, and its part of the rope was before the team last met.
+    // The warp's slab is used, and its part of the rope was before the team last met. Two blocks of
+    // one team on an SM are best refilled right away.
+    if constexpr (!kFp8 && kTeams == 1) {
+      valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
+      if (tile + kStages < num_tiles) {
+        gather.copy_slab(stage);
+        gather.copy_shared(stage, 0);
+        gather.advance(gather.read_entry());
+      }
+      cp_async_commit();
+    }
   }
 
-  // A team leaves its sums in shared memory, where tiles were, from where the block joins them and
-  // writes whole lines.
-  if (team == 0 || num_tiles > 0) {
+  // A team leaves its sums in shared memory, where tiles were. One without tiles does so only in a
+  // pair, which reads the parts of all teams.
+  if (kPairs || team == 0 || num_tiles > 0) {
     sync_group<kTeamThreads, 1>();
     float* const sums = reinterpret_cast<float*>(smem);
 #pragma unroll
@@ -600,36 +729,47 @@ __global__ __launch_bounds__(
       }
     }
   }
-  __syncthreads();
-  const int32_t slot = kept->slot;
-  const int column = static_cast<int>(threadIdx.x) % (kLatent / 4) * 4;
+  if constexpr (kPairs) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+  // Four warps join the parts of a head and write whole lines. A pair's blocks join half the heads
+  // each.
+  constexpr int kBlockHeads = kPairs ? kHeads / 2 : kHeads;
   constexpr int kHeadsAtOnce = kTeams * kTeamThreads / (kLatent / 4);
-#pragma unroll kTeams == 1 ? 2 : 4
-  for (int i = 0; i < kHeads; i += kHeadsAtOnce) {
-    const int head_idx = i + static_cast<int>(threadIdx.x) / (kLatent / 4);
+  constexpr int kParts = kPairs ? 2 * kTeams : kTeams;
+  const int rank = kPairs ? static_cast<int>(blockIdx.x) % 2 : 0;
+  const int column = static_cast<int>(threadIdx.x) % (kLatent / 4) * 4;
+  const int32_t slot = kept->slot;
+#pragma unroll kTeams == 1 ? 2 : kBlockHeads / kHeadsAtOnce
+  for (int i = 0; i < kBlockHeads; i += kHeadsAtOnce) {
+    const int head_idx = rank * kBlockHeads + i + static_cast<int>(threadIdx.x) / (kLatent / 4);
     const int head = kept->first_head + head_idx;
     if (head >= p.num_heads) {
       continue;
     }
-    float4 value = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(block_smem) +
-                                                    head_idx * kSumPitch + column);
-    float2 state = reinterpret_cast<const float2*>(block_smem + Smem::kStatesAt)[head_idx];
-    if (kTeams == 2 && kept->is_shared) {
-      const char* const other = block_smem + Smem::kBytes;
-      const float4 more = *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(other) +
-                                                           head_idx * kSumPitch + column);
-      const float2 other_state = reinterpret_cast<const float2*>(other + Smem::kStatesAt)[head_idx];
-      const float both_max = fmaxf(state.x, other_state.x);
-      const float shift = both_max == kMinusInfinity ? 0.0f : both_max;
-      const float weight = exp2_fast((state.x - shift) * kLog2E);
-      const float other_weight = exp2_fast((other_state.x - shift) * kLog2E);
-      value.x = value.x * weight + more.x * other_weight;
-      value.y = value.y * weight + more.y * other_weight;
-      value.z = value.z * weight + more.z * other_weight;
-      value.w = value.w * weight + more.w * other_weight;
-      state = {both_max, state.y * weight + other_state.y * other_weight};
+    const char* const own_sums = block_smem + (head_idx * kSumPitch + column) * 4;
+    const char* const own_state = block_smem + Smem::kStatesAt + head_idx * 8;
+    float4 value = *reinterpret_cast<const float4*>(own_sums);
+    float2 state = *reinterpret_cast<const float2*>(own_state);
+    if (kPairs || (kTeams == 2 && kept->is_shared)) {
+      float4 values[kParts] = {value};
+      float2 states[kParts] = {state};
+#pragma unroll
+      for (int part = 1; part < kParts; ++part) {
+        const int team_at = part % kTeams * Smem::kBytes;
+        if (part < kTeams) {
+          values[part] = *reinterpret_cast<const float4*>(own_sums + team_at);
+          states[part] = *reinterpret_cast<const float2*>(own_state + team_at);
+        } else {
+          cluster_load(cluster_address(smem_address(own_sums) + team_at, rank ^ 1), values[part]);
+          cluster_load(cluster_address(smem_address(own_state) + team_at, rank ^ 1), states[part]);
+        }
+      }
+      join_parts(values, states, value, state);
     }
-    if (slot >= 0) {
+    if (!kPairs && slot >= 0) {
       const int64_t slot_head = int64_t{slot} * p.num_heads + head;
       if (column == 0) {
         p.partial_sums[slot_head] = state;
@@ -640,15 +780,20 @@ __global__ __launch_bounds__(
     const float factor = finish_head(p, task.row, head, state.x, state.y, column == 0);
     store_four(p, task.row * p.out_strides[0] + head * p.out_strides[1] + column, value, factor);
   }
+  if constexpr (kPairs) {
+    cluster_sync();  // the other block has read
+  }
 }
 
-template <bool kFp8, bool kHasRope, int kTeams>
+template <bool kFp8, bool kHasRope, int kTeams, bool kPairs>
 Status launch_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                   int64_t blocks) {
-  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope, kTeams>, device, where,
+  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope, kTeams, kPairs>,
+                device, where,
                 {.grid = dim3(static_cast<unsigned>(blocks)),
                  .block = dim3(kTeams * kTeamThreads),
                  .smem_bytes = kTeams * Layout<kFp8, kHasRope, kTeams>::kBytes,
+                 .cluster = kPairs ? 2 : 1,
                  .pdl = true},
                 params);
 }
@@ -661,8 +806,10 @@ Status launch_teams(const SparseMlaParams& params, const DeviceInfo& device, con
   const int64_t units = params.num_rows * ceil_div(params.num_heads, kHeads);
   const bool two_teams = has_two_teams(device.compute_capability) &&
                          (params.batch_invariant || units <= device.sm_count);
-  return two_teams ? launch_mma<kFp8, kHasRope, 2>(params, device, where, blocks)
-                   : launch_mma<kFp8, kHasRope, 1>(params, device, where, blocks);
+  const auto run = params.pairs ? launch_mma<kFp8, kHasRope, 2, true>
+                   : two_teams  ? launch_mma<kFp8, kHasRope, 2, false>
+                                : launch_mma<kFp8, kHasRope, 1, false>;
+  return run(params, device, where, blocks);
 }
 
 Status attend_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
@@ -704,7 +851,8 @@ Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& devi
 
 Status run_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device,
                           const Launch& where) {
-  return run_sparse_mla_plan(args, device, where, kHeads, attend_mma);
+  return run_sparse_mla_plan(args, device, where, kHeads, has_two_teams(device.compute_capability),
+                             attend_mma);
 }
 
 }  // namespace lacuna::cuda

@@ -242,7 +242,7 @@ SparseMlaParams sparse_mla_params(const SparseMlaArgs& args) {
 }
 
 Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
-                           int64_t heads_per_block, Attend attend) {
+                           int64_t heads_per_block, bool can_pair, Attend attend) {
   const PlanShape shape = plan_shape(args, device);
   SparseMlaParams params = sparse_mla_params(args);
   const int64_t partials = partial_heads_max(shape);
@@ -262,11 +262,15 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   params.num_splits = static_cast<int32_t>(plan.num_splits);
   params.keys_per_split = plan.keys_per_split;
+  // Not with batch_invariant: pairs join in another order than the combine kernel, and whether rows
+  // run in pairs follows their number.
+  params.pairs = can_pair && !shape.batch_invariant && plan.num_splits == 2 &&
+                 product(2 * blocks_per_item, shape.num_rows) <= shape.sm_count;
   for (int64_t first = 0; first < shape.num_rows; first += plan.rows_per_launch) {
     const int64_t rows = std::min(plan.rows_per_launch, shape.num_rows - first);
     params.first_row = first;
     LACUNA_RETURN_IF_ERROR(attend(params, device, where, rows * plan.num_splits * blocks_per_item));
-    if (plan.num_splits > 1) {
+    if (plan.num_splits > 1 && !params.pairs) {
       LACUNA_RETURN_IF_ERROR(combine_splits(params, device, where, rows));
     }
   }

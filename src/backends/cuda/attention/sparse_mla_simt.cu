@@ -251,7 +251,8 @@ Status supports_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& dev
 
 Status run_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& device,
                            const Launch& where) {
-  return run_sparse_mla_plan(args, device, where, tiling_of(args, device).heads, attend_simt);
+  return run_sparse_mla_plan(args, device, where, tiling_of(args, device).heads, false,
+                             attend_simt);
 }
 
 }  // namespace lacuna::cuda
