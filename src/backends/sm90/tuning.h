@@ -18,12 +18,28 @@ inline constexpr int64_t kClusterJoinCycles = 2500;
 inline constexpr int64_t kJoinCycles = 5000;  // a kernel more
 inline constexpr int64_t kJoinBytesPerCycle = 2500;
 
-// With fewer rows and fewer keys in all, cuda/sparse_mla_mma is faster, whose tile is smaller.
-// H200, 2026-12-01, microseconds of it and of this kernel, 8 / 16 / 32 heads of 576, cold:
-//   1 row x 2048   7.0 7.5  8.8    8.3  9.7 11.9      8 rows x 128   6.4  6.8  7.0    6.8  7.8  9.4
-//   4 rows x 2048 10.5 10.8 13.9  10.5 11.9 14.1      8 rows x 640   9.2 11.4 11.6    9.2 10.2 12.1
-//   8 rows x 2048 12.9 15.3 18.1  13.4 14.4 16.3     32 rows x 128   9.0  9.5 10.2    7.2  8.2  9.8
-inline constexpr int64_t kSmallHeadRowsMin = 16;
-inline constexpr int64_t kSmallHeadKeysMin = 16384;
+// With fewer rows and fewer keys in all, cuda/sparse_mla_mma is faster, whose blocks start and end
+// sooner. H200, 2026-12-01, microseconds of it and of this kernel, 8, 16 and 32 heads of 576, cold:
+//    8 rows x 2048: 12.6 12.7   12.8 13.3   15.8 16.0
+//   16 rows x 2048: 18.6 17.6   19.3 19.0   24.1 23.1
+//   32 rows x 2048: 27.2 26.9   28.1 28.4   39.2 33.5
+//   64 rows x 2048: 45.3 43.0   46.0 45.1   71.6 49.3
+//  128 rows x 2048: 83.1 75.5   84.0 76.8  133.5 79.4
+//   32 rows x 640:  13.6 13.3   13.9 15.2   16.7 19.9
+//   48 rows x 640:  17.4 16.7   17.6 18.6   26.1 22.1
+//   96 rows x 640:  28.0 24.5   28.9 25.3   45.9 26.6
+//   32 rows x 128:   7.5  6.3    7.3  7.0    7.6  8.8
+//   96 rows x 128:   9.4  8.8   10.3  9.5   13.9 11.1
+struct SmallHeadPays {
+  int64_t heads_max;
+  int64_t list_max;  // for lists of at most so many keys
+  int64_t keys_min;  // in all; or
+  int64_t rows_min;  // -1: more than half of the SMs, so that rows stay whole
+};
+inline constexpr SmallHeadPays kSmallHeadPays[] = {
+    {.heads_max = 8, .list_max = INT64_MAX, .keys_min = 32768, .rows_min = 16},
+    {.heads_max = 16, .list_max = 256, .keys_min = INT64_MAX, .rows_min = 32},
+    {.heads_max = 16, .list_max = INT64_MAX, .keys_min = 61440, .rows_min = -1},
+    {.heads_max = 32, .list_max = INT64_MAX, .keys_min = 30720, .rows_min = -1}};
 
 }  // namespace lacuna::sm90

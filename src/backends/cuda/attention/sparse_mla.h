@@ -128,6 +128,11 @@ SparseMlaParams sparse_mla_params(const SparseMlaArgs& args);
 // item blockIdx.x / head_blocks.
 using Attend = Status (*)(const SparseMlaParams& params, const DeviceInfo& device,
                           const Launch& where, int64_t blocks);
+// GPUs whose blocks may have 227 KB, for two teams of sparse_mla_mma: sm_90 and the families of
+// sm_100 and sm_110.
+constexpr bool has_two_teams(int compute_capability) {
+  return compute_capability >= 90 && compute_capability < 120;
+}
 // Launches `attend`, then the combine kernel, as often as the plan wants. `can_pair`: where a row
 // has two splits and all blocks run at once, `attend` is asked to join them (params.pairs).
 Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,

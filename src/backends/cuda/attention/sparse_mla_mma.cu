@@ -57,10 +57,6 @@ constexpr int kScorePitch = kTileKeys + 8;
 constexpr int kWeightPitch = 2 * kTileKeys + 16;
 static_assert(kSplitKeys % kTileKeys == 0);
 
-// Two teams where a block may have 227 KB: sm_90 and the families of sm_100 and sm_110.
-constexpr bool has_two_teams(int compute_capability) {
-  return compute_capability >= 90 && compute_capability < 120;
-}
 #if defined(__CUDA_ARCH__)
 constexpr int kTeamsMax = has_two_teams(__CUDA_ARCH__ / 10) ? 2 : 1;
 #else

@@ -41,6 +41,14 @@ int64_t keys_per_split_min(int64_t keys) {
   return std::max(kSplitKeys, round_up(ceil_div(keys, kSplitsMax), kSplitKeys));
 }
 
+// Whether the two splits of every row can be a cluster: all blocks run at once. Not with
+// batch_invariant: pairs join in another order than the combine kernel, and whether rows run in
+// pairs follows their number.
+bool can_be_pairs(const PlanShape& shape, const SplitPlan& plan, int64_t heads_per_block) {
+  return !shape.batch_invariant && plan.num_splits == 2 &&
+         product(2 * head_blocks(shape, heads_per_block), shape.num_rows) <= shape.sm_count;
+}
+
 // How cuda/sparse_mla_mma would cut a call: its blocks serve as many heads as a plan counts as one.
 std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
   const PlanShape shape = plan_shape(args, device);
@@ -49,7 +57,10 @@ std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
     return describe_schedule(scheduled_tasks_max(shape)) + where;
   }
   const SplitPlan plan = plan_splits(shape, kPlanHeads);
-  return describe_cut(plan.num_splits, plan.keys_per_split) + where +
+  const bool pairs =
+      has_two_teams(device.compute_capability) && can_be_pairs(shape, plan, kPlanHeads);
+  return describe_cut(plan.num_splits, plan.keys_per_split) +
+         (pairs ? ", joined in clusters" : "") + where +
          (args.batch_invariant ? ": batch_invariant, by the list width alone" : "");
 }
 
@@ -262,10 +273,7 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   params.num_splits = static_cast<int32_t>(plan.num_splits);
   params.keys_per_split = plan.keys_per_split;
-  // Not with batch_invariant: pairs join in another order than the combine kernel, and whether rows
-  // run in pairs follows their number.
-  params.pairs = can_pair && !shape.batch_invariant && plan.num_splits == 2 &&
-                 product(2 * blocks_per_item, shape.num_rows) <= shape.sm_count;
+  params.pairs = can_pair && can_be_pairs(shape, plan, heads_per_block);
   for (int64_t first = 0; first < shape.num_rows; first += plan.rows_per_launch) {
     const int64_t rows = std::min(plan.rows_per_launch, shape.num_rows - first);
     params.first_row = first;

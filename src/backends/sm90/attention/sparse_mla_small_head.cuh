@@ -572,7 +572,8 @@ class Consumer {
            task_parity * kConsumers * kHeads;
   }
 
-  // The consumer's sums of weights and maxima of a row.
+  // The consumer's sums of weights and maxima of a row. Where nobody asks for maxima the references
+  // do, near them as they are: this is a row's end, which waits for each instruction.
   __device__ void write_stats(int task_parity) const {
 #pragma unroll
     for (int h = 0; h < 2 * kPairs; ++h) {

@@ -67,9 +67,17 @@ int64_t split_states_max(const PlanShape& shape) {
 }
 
 bool prefers_small_head(const PlanShape& shape) {
-  // Another number of rows may not change a row's kernel either.
-  return shape.batch_invariant || shape.num_rows >= kSmallHeadRowsMin ||
-         product(shape.num_rows, std::min(shape.list_width, shape.count_max)) >= kSmallHeadKeysMin;
+  if (shape.batch_invariant) {
+    return true;  // another number of rows may not change a row's kernel either
+  }
+  const int64_t list = std::min(shape.list_width, shape.count_max);
+  for (const SmallHeadPays& pays : kSmallHeadPays) {
+    if (shape.num_heads <= pays.heads_max && list <= pays.list_max) {
+      const int64_t rows_min = pays.rows_min < 0 ? shape.sm_count / 2 + 1 : pays.rows_min;
+      return shape.num_rows >= rows_min || product(shape.num_rows, list) >= pays.keys_min;
+    }
+  }
+  return false;
 }
 
 SplitKv split_kv(const PlanShape& shape, const Tuning* tuning) {
