@@ -84,6 +84,7 @@ FOREIGN = {
     "src/server": OS + r"|httplib\.h|nlohmann/.*|prometheus/.*|spdlog/.*|fmt/.*",
     "src/cli": OS + r"|CLI/.*|nlohmann/.*|spdlog/.*|fmt/.*",
     "benchmarks": OS + r"|benchmark/.*|dnnl.*|nlohmann/.*",
+    "tests/benchmarks": OS + r"|gtest/.*|cuda.*",
     "tests": OS + r"|g(test|mock)/.*|nlohmann/.*|hwy/.*",
     "examples": r"lacuna/.*",
 }
