@@ -30,6 +30,7 @@ inline constexpr int64_t kJoinBytesPerCycle = 2500;
 //   96 rows x 640:  28.0 24.5   28.9 25.3   45.9 26.6
 //   32 rows x 128:   7.5  6.3    7.3  7.0    7.6  8.8
 //   96 rows x 128:   9.4  8.8   10.3  9.5   13.9 11.1
+//    8 rows x 8192: 27.3 27.9   28.3 30.4   41.0 35.9
 struct SmallHeadPays {
   int64_t heads_max;
   int64_t list_max;  // for lists of at most so many keys
@@ -37,9 +38,9 @@ struct SmallHeadPays {
   int64_t rows_min;  // -1: more than half of the SMs, so that rows stay whole
 };
 inline constexpr SmallHeadPays kSmallHeadPays[] = {
-    {.heads_max = 8, .list_max = INT64_MAX, .keys_min = 32768, .rows_min = 16},
+    {.heads_max = 8, .list_max = INT64_MAX, .keys_min = 98304, .rows_min = 16},
     {.heads_max = 16, .list_max = 256, .keys_min = INT64_MAX, .rows_min = 32},
-    {.heads_max = 16, .list_max = INT64_MAX, .keys_min = 61440, .rows_min = -1},
+    {.heads_max = 16, .list_max = INT64_MAX, .keys_min = 98304, .rows_min = -1},
     {.heads_max = 32, .list_max = INT64_MAX, .keys_min = 30720, .rows_min = -1}};
 
 }  // namespace lacuna::sm90
