@@ -8,7 +8,7 @@ namespace lacuna::sm90 {
 // sparse_mla_small_head: what the model of split_kv.cc counts, in SM cycles. H200, 16 heads of 576,
 // 2026-12-01 (docs/kernels/sparse_mla_small_head.md). 2048 keys: 8 rows take 13.8 us with 8 splits
 // and 14.7 with 16; 32 rows 28.5 us with 4 splits and 32.1 with 2; 64 rows 51.8 us whole, 47.7 with
-// 2 splits, 45.3 with 2 splits in clusters; with 8 splits of 8 rows clusters take 14.9.
+// 2 splits, 42.8 with 2 splits in clusters; with 8 splits of 8 rows clusters take 14.9.
 inline constexpr int64_t kTaskCycles = 3000;        // list, first key, last output
 inline constexpr int64_t kTileCycles = 2300;        // a tile on its own
 inline constexpr int64_t kTilePairCycles = 3000;    // one for each consumer

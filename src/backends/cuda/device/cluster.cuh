@@ -6,13 +6,23 @@
 
 namespace lacuna::cuda {
 
-// Every thread of every block of the cluster arrives; what was written before is seen after.
+// Every thread of every block of the cluster arrives, by whole warps; who waits sees what was
+// written before, and that what was read before is no longer needed.
 __device__ inline void cluster_sync() {
   __syncwarp();
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
+}
+// The same in two steps.
+__device__ inline void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ inline void cluster_wait() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // The same place in the shared memory of block `rank` of the cluster.

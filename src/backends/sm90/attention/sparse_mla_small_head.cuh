@@ -15,13 +15,13 @@
 #pragma once
 
 #include "backends/cuda/attention/sparse_mla.cuh"
+#include "backends/cuda/device/cluster.cuh"
 #include "backends/cuda/device/cp_async.cuh"
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/launch.h"
 #include "backends/sm90/attention/small_head_output.cuh"
 #include "backends/sm90/attention/sparse_mla_small_head.h"
-#include "backends/sm90/ptx/cluster.cuh"
 #include "backends/sm90/ptx/mbarrier.cuh"
 #include "backends/sm90/ptx/warpgroup.cuh"
 #include "backends/sm90/ptx/wgmma.cuh"
@@ -640,7 +640,7 @@ class Consumer {
     }
     barrier_sync(kRowBarrier, kConsumers * kWarpgroup);
     auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
-    [[maybe_unused]] float2 cluster_state = {kMinusInfinity, 0.0f};
+    [[maybe_unused]] float2 state = {kMinusInfinity, 0.0f};  // of the head of the thread's number
     if (thread < kHeads) {
       const int head = thread;
       const float2* own_stats = stats(task_parity) + idx_ * Smem::kWarps * kHeads + head;
@@ -664,7 +664,7 @@ class Consumer {
       const float sum = own_sum * own_rescale + other_sum * other_rescale;
       float factor = 1.0f;
       if constexpr (kCluster) {
-        cluster_state = {max, sum};
+        state = {max, sum};
       } else if (task.slot >= 0) {
         if (idx_ == 0) {
           params_.call.partial_sums[int64_t{task.slot} * kHeads + head] = {max, sum};
@@ -675,27 +675,26 @@ class Consumer {
       factors[head] = {own_rescale * factor, other_rescale * factor};
     }
     sync();
+    const auto handed = [&](int i, int pair) {
+      return other_has_keys ? reinterpret_cast<const float4*>(
+                                  exchanged_slab(other_last, i))[pair * kWarpgroup + thread]
+                            : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    };
     if (idx_ == 0) {
-      join<0>(factors, thread, other_last, other_has_keys);
+      join<0>(factors, thread, handed);
     } else {
-      join<kLatentSlabs / 2>(factors, thread, other_last, other_has_keys);
+      join<kLatentSlabs / 2>(factors, thread, handed);
     }
     if (other_has_keys) {
       release(other_last, 0);
       release(other_last, 1);
     }
     if constexpr (kCluster) {
-      cluster_sync();  // nobody's slots or statistics are in use
-      if (idx_ == 0 && thread < kHeads) {
-        sent_state(thread) = cluster_state;
-      }
       if (idx_ == 0) {
-        send<0>(thread);
+        finish_pair<0>(task.row, state, thread);
       } else {
-        send<kLatentSlabs / 2>(thread);
+        finish_pair<kLatentSlabs / 2>(task.row, state, thread);
       }
-      cluster_sync();
-      receive(task.row, thread);
     } else if (task.slot >= 0) {
       if (tiles > 0) {  // else never read: the largest score says that there was no key
         if (idx_ == 0) {
@@ -711,10 +710,9 @@ class Consumer {
     }
   }
 
-  // Four slabs from kFirst on, of both consumers.
-  template <int kFirst>
-  __device__ void join(const float2* factors, int thread, uint32_t other_last,
-                       bool other_has_keys) {
+  // Four slabs from kFirst on, of two states: this consumer's, and `theirs`(slab - kFirst, pair).
+  template <int kFirst, class Theirs>
+  __device__ void join(const float2* factors, int thread, Theirs theirs) {
     const int lane = thread % kWarp;
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
@@ -725,15 +723,11 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < kLatentSlabs / 2; ++i) {
         float* own = out_[kFirst + i] + 4 * pair;
-        float4 theirs = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (other_has_keys) {
-          theirs = reinterpret_cast<const float4*>(
-              exchanged_slab(other_last, i))[pair * kWarpgroup + thread];
-        }
-        own[0] = even_exists ? own[0] * by.x + theirs.x * by.y : 0.0f;
-        own[1] = odd_exists ? own[1] * by.z + theirs.y * by.w : 0.0f;
-        own[2] = even_exists ? own[2] * by.x + theirs.z * by.y : 0.0f;
-        own[3] = odd_exists ? own[3] * by.z + theirs.w * by.w : 0.0f;
+        const float4 other = theirs(i, pair);
+        own[0] = even_exists ? own[0] * by.x + other.x * by.y : 0.0f;
+        own[1] = odd_exists ? own[1] * by.z + other.y * by.w : 0.0f;
+        own[2] = even_exists ? own[2] * by.x + other.z * by.y : 0.0f;
+        own[3] = odd_exists ? own[3] * by.z + other.w * by.w : 0.0f;
       }
     }
   }
@@ -796,89 +790,62 @@ class Consumer {
     }
   }
 
-  // A cluster joins the splits of its row: unit (slab, pair) of the output is joined by block
-  // unit % S, which finds the blocks' parts in its first slots, [its units][block][thread], and
-  // their sums and maxima behind them.
-  static constexpr int kUnits = kLatentSlabs * kPairs;
-  static constexpr int kUnitBytes = kWarpgroup * 16;
-  static constexpr int kSentStatsAt = kUnits * kUnitBytes;
+  // The two splits of a row are a cluster: block r finishes the slabs of its consumer r. The other
+  // consumer leaves its own where ropes and query were, [slab][pair][thread] float4, and their
+  // heads' largest scores and sums behind them, for the other block to take.
+  static constexpr int kGivenBytes = kLatentSlabs / 2 * kPairs * kWarpgroup * 16;
+  static_assert(kGivenBytes + kHeads * 8 <= Smem::kWeightsAt - Smem::kRopeAt);
 
   template <int kFirst>
-  __device__ void send(int thread) const {
-    const int splits = params_.call.num_splits;
-    const int rank = static_cast<int>(blockIdx.x) % splits;
+  __device__ void finish_pair(int32_t row, const float2& state, int thread) {
+    const int rank = static_cast<int>(blockIdx.x) % 2;
+    char* const given = block_smem() + Smem::kRopeAt;
+    if (idx_ != rank) {
+#pragma unroll
+      for (int i = 0; i < kLatentSlabs / 2; ++i) {
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+          reinterpret_cast<float4*>(given)[(i * kPairs + pair) * kWarpgroup + thread] =
+              value(kFirst + i, pair);
+        }
+      }
+      if (thread < kHeads) {
+        reinterpret_cast<float2*>(given + kGivenBytes)[thread] = state;
+      }
+      cuda::cluster_sync();
+      cuda::cluster_sync();  // the other block has read
+      return;
+    }
+    cuda::cluster_sync();
+    const uint32_t from = cuda::cluster_address(smem_ + Smem::kRopeAt, rank ^ 1);
+    float4 theirs[kLatentSlabs / 2][kPairs];
 #pragma unroll
     for (int i = 0; i < kLatentSlabs / 2; ++i) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const int unit = (kFirst + i) * kPairs + pair;
-        const uint32_t at = smem_ + (unit / splits * splits + rank) * kUnitBytes + thread * 16;
-        cluster_store(cluster_address(at, unit % splits), value(kFirst + i, pair));
+        cuda::cluster_load(from + ((i * kPairs + pair) * kWarpgroup + thread) * 16,
+                           theirs[i][pair]);
       }
     }
-    if (kFirst == 0 && thread < kHeads) {
-      const float2 state = sent_state(thread);
-      for (int to = 0; to < splits; ++to) {
-        cluster_store(cluster_address(smem_ + kSentStatsAt + (rank * kHeads + thread) * 8, to),
-                      state);
-      }
+    auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
+    if (thread < kHeads) {
+      float2 other;
+      cuda::cluster_load(from + kGivenBytes + thread * 8, other);
+      const float max = fmaxf(state.x, other.x);
+      const float shift = max == kMinusInfinity ? 0.0f : max;
+      const float own_weight = exp2_fast(state.x - shift);
+      const float other_weight = exp2_fast(other.x - shift);
+      const bool exists = thread < params_.call.num_heads;
+      const float factor =
+          finish_head_log2(params_.call, row, exists ? thread : 0, max,
+                           own_weight * state.y + other_weight * other.y, exists && rank == 0);
+      factors[thread] = {own_weight * factor, other_weight * factor};
     }
-  }
-
-  // Largest score and sum of weights of the block's split.
-  __device__ float2& sent_state(int head) const {
-    return reinterpret_cast<float2*>(block_smem() + Smem::kStatsAt)[head];
-  }
-
-  __device__ void receive(int32_t row, int thread) const {
-    const int splits = params_.call.num_splits;
-    const int rank = static_cast<int>(blockIdx.x) % splits;
-    const int warp = thread / kWarp;
-    const int lane = thread % kWarp;
-    const auto* states = reinterpret_cast<const float2*>(block_smem() + kSentStatsAt);
-    for (int unit = rank + idx_ * splits; unit < kUnits; unit += kConsumers * splits) {
-      const int slab = unit / kPairs;
-      const int pair = unit % kPairs;
-      const int head = pair * 8 + lane % 4 * 2;
-      float2 max = {kMinusInfinity, kMinusInfinity};
-      for (int s = 0; s < splits; ++s) {
-        const float4 two = *reinterpret_cast<const float4*>(states + s * kHeads + head);
-        max = {fmaxf(max.x, two.x), fmaxf(max.y, two.z)};
-      }
-      const auto* parts =
-          reinterpret_cast<const float4*>(block_smem() + unit / splits * splits * kUnitBytes) +
-          thread;
-      float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
-      float2 sum = {0.0f, 0.0f};
-      for (int s = 0; s < splits; ++s) {
-        const float4 two = *reinterpret_cast<const float4*>(states + s * kHeads + head);
-        const float4 part = parts[s * kWarpgroup];
-        const float even = exp2_fast(two.x - (max.x == kMinusInfinity ? 0.0f : max.x));
-        const float odd = exp2_fast(two.z - (max.y == kMinusInfinity ? 0.0f : max.y));
-        sum.x += even * two.y;
-        sum.y += odd * two.w;
-        // A split without keys sent zeros.
-        total.x += even * part.x;
-        total.y += odd * part.y;
-        total.z += even * part.z;
-        total.w += odd * part.w;
-      }
-      const bool writes = slab == 0 && warp == 0 && lane < 4;
-      float factors[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool exists = head + i < params_.call.num_heads;
-        factors[i] =
-            finish_head_log2(params_.call, row, exists ? head + i : 0, i == 0 ? max.x : max.y,
-                             i == 0 ? sum.x : sum.y, writes && exists);
-      }
-      write_output(output_at(params_.call, row, pair, slab * 64 + warp * 16, lane),
-                   pair * 8 + lane / 4 < params_.call.num_heads,
-                   {factors[0] == 0.0f ? 0.0f : total.x * factors[0],
-                    factors[1] == 0.0f ? 0.0f : total.y * factors[1],
-                    factors[0] == 0.0f ? 0.0f : total.z * factors[0],
-                    factors[1] == 0.0f ? 0.0f : total.w * factors[1]});
-    }
+    sync();
+    cuda::cluster_arrive();
+    join<kFirst>(factors, thread, [&](int i, int pair) { return theirs[i][pair]; });
+    write<kFirst>(row, thread);
+    cuda::cluster_wait();
   }
 
   const SmallHeadParams& params_;
@@ -920,8 +887,8 @@ __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_ke
     gather<kHeads, kHasRope>(params, barriers, smem);
     if constexpr (kCluster) {
       __syncwarp();
-      cluster_sync();
-      cluster_sync();
+      cuda::cluster_sync();
+      cuda::cluster_sync();
     }
   } else {
     if constexpr (kHeads > 8) {

@@ -68,7 +68,7 @@ static_assert(SmallHeadSmem<8>::kWeightsAt % 1024 == 0 && SmallHeadSmem<8>::kBar
 struct SmallHeadParams {
   cuda::SparseMlaParams call;
   int32_t num_items;  // splits of rows, or tasks of a schedule at most
-  bool cluster;       // the splits of a row are a cluster, which joins them
+  bool cluster;       // the two splits of a row are a cluster, which joins them
   float scale_log2;   // softmax_scale times log2(e)
 };
 
