@@ -133,6 +133,7 @@ using Attend = Status (*)(const SparseMlaParams& params, const DeviceInfo& devic
 constexpr bool has_two_teams(int compute_capability) {
   return compute_capability >= 90 && compute_capability < 120;
 }
+
 // Launches `attend`, then the combine kernel, as often as the plan wants. `can_pair`: where a row
 // has two splits and all blocks run at once, `attend` is asked to join them (params.pairs).
 Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
