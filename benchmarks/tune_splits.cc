@@ -31,16 +31,18 @@ Result<TunedShape> tune_shape(GpuBench& gpu, const SparseMlaCalls& calls, SplitC
   std::vector<int64_t> splits;
   std::set<std::string> cuts;
   std::string own_cut;
-  for (int64_t count = 0; count <= kSplitsMax; ++count) {
+  constexpr int64_t kOwn = -1;
+  static_assert(kLastWaveSplits == kOwn + 1);
+  for (int64_t count = kOwn; count <= kSplitsMax; ++count) {
     Tuning tuning;
-    if (count > 0) {
+    if (count != kOwn) {
       shape.splits = count;
       tuning.sparse_mla_splits = {shape};
     }
     const Context context = context_with(gpu, std::move(tuning));
     const Explanation explanation = explain(context, args(0));
     LACUNA_RETURN_IF_ERROR(explanation.status);
-    if (count == 0) {
+    if (count == kOwn) {
       own_cut = explanation.detail;
     }
     // A count that does not fit leaves the kernel its own choice.

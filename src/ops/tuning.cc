@@ -16,12 +16,12 @@ constexpr std::string_view kColumns = "heads,rows,keys,splits";
 constexpr std::string_view kDevice = "# device: ";
 constexpr std::string_view kSmCount = "# sm_count: ";
 
-// A number from 1 that is all of `text`; 0: it is none.
-int64_t positive(std::string_view text) {
+// A number from 0 that is all of `text`; -1: it is none.
+int64_t number(std::string_view text) {
   int64_t value = 0;
   const char* end = text.data() + text.size();
   const std::from_chars_result result = std::from_chars(text.data(), end, value);
-  return result.ec == std::errc() && result.ptr == end && value > 0 ? value : 0;
+  return result.ec == std::errc() && result.ptr == end && value >= 0 ? value : -1;
 }
 
 // False: the line is no choice.
@@ -31,8 +31,9 @@ bool parse_choice(std::string_view line, SplitChoice* choice) {
   for (size_t i = 0; i < fields.size(); ++i) {
     const size_t comma = std::min(line.find(','), line.size());
     const bool last = i + 1 == fields.size();
-    *fields[i] = positive(line.substr(0, comma));
-    if (*fields[i] == 0 || last != (comma == line.size())) {
+    *fields[i] = number(line.substr(0, comma));
+    // Only splits may be 0.
+    if (*fields[i] < (last ? 0 : 1) || last != (comma == line.size())) {
       return false;
     }
     line.remove_prefix(last ? comma : comma + 1);
@@ -49,9 +50,9 @@ bool of_same_shape(const SplitChoice& a, const SplitChoice& b) {
 Result<Tuning> parse_tuning(std::string_view text, const std::string& source) {
   Tuning tuning;
   bool columns_seen = false;
-  int64_t number = 0;
+  int64_t line_number = 0;
   while (!text.empty()) {
-    ++number;
+    ++line_number;
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);
     text.remove_prefix(std::min(end + 1, text.size()));
@@ -59,14 +60,14 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& source) {
       line.remove_suffix(1);
     }
     const auto wrong = [&](const std::string& expected) {
-      return invalid_argument(source + ": line " + std::to_string(number) + ": \"" +
+      return invalid_argument(source + ": line " + std::to_string(line_number) + ": \"" +
                               std::string(line.substr(0, 80)) + "\", expected " + expected);
     };
     if (line.starts_with(kDevice)) {
       tuning.device = line.substr(kDevice.size());
     } else if (line.starts_with(kSmCount)) {
-      tuning.sm_count = positive(line.substr(kSmCount.size()));
-      if (tuning.sm_count == 0) {
+      tuning.sm_count = number(line.substr(kSmCount.size()));
+      if (tuning.sm_count < 1) {
         return wrong("a number of SMs");
       }
     } else if (line.empty() || line.starts_with('#')) {
@@ -79,7 +80,7 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& source) {
     } else {
       SplitChoice choice;
       if (!parse_choice(line, &choice)) {
-        return wrong("four numbers from 1: " + std::string(kColumns));
+        return wrong("numbers from 1, splits from 0: " + std::string(kColumns));
       }
       for (const SplitChoice& earlier : tuning.sparse_mla_splits) {
         if (of_same_shape(earlier, choice)) {

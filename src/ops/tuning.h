@@ -11,12 +11,16 @@
 
 namespace lacuna {
 
+// Of a choice: rows that fill the SMs stay whole, and the remaining ones are cut evenly over all
+// SMs.
+inline constexpr int64_t kLastWaveSplits = 0;
+
 // Into how many splits sparse_mla cuts lists of `keys` for `rows` rows of `heads` heads.
 struct SplitChoice {
   int64_t heads = 0;
   int64_t rows = 0;
   int64_t keys = 0;
-  int64_t splits = 0;
+  int64_t splits = 1;  // or kLastWaveSplits
 };
 
 struct Tuning {

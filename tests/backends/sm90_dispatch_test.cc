@@ -165,6 +165,10 @@ TEST(Sm90Dispatch, TellsTheModeAndWhy) {
   EXPECT_TRUE(contains(one_row, " a row, on 132 SMs: rows alone do not fill the SMs")) << one_row;
   EXPECT_TRUE(contains(detail(h200, {64, 16}), ", 2 a row, joined in clusters, on 132 SMs: "));
   EXPECT_EQ(detail(h200, {132, 16}), "whole rows, on 132 SMs: whole rows fill the SMs");
+  EXPECT_EQ(
+      detail(h200, {2119, 16}),
+      "whole rows but the last 7, in 112 runs of 128 keys, on 132 SMs: whole rows leave a part "
+      "of the last wave idle");
   EXPECT_EQ(detail(h200, {1, 16, 64, 64}), "whole rows, on 132 SMs: a list is one tile");
   EXPECT_EQ(detail(h200, {132, 16}, [](SparseMlaArgs& args) { args.batch_invariant = true; }),
             "splits of 256 keys, 8 a row, on 132 SMs: batch_invariant: by the list width alone");

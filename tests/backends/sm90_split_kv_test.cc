@@ -22,7 +22,19 @@ const std::vector<int64_t> kHeads = {1, 5, 8, 16, 32};
 const std::vector<int64_t> kWidths = {0, 1, 63, 64, 65, 128, 640, 2048, 2176, 4097, 8320, 100000};
 
 std::vector<int64_t> rows_around(int64_t sm_count) {
-  return {0,   1, 2, 3, 8, sm_count - 1, sm_count, sm_count + 1, 2 * sm_count, 2 * sm_count + 1,
+  return {0,
+          1,
+          2,
+          3,
+          8,
+          sm_count - 1,
+          sm_count,
+          sm_count + 1,
+          sm_count + 7,
+          sm_count * 3 / 2,
+          2 * sm_count - 1,
+          2 * sm_count,
+          2 * sm_count + 1,
           2119};
 }
 
@@ -68,6 +80,57 @@ TEST(SplitKv, CoversEachKeyOnce) {
     EXPECT_TRUE(split.num_splits == 1 || (split.num_splits - 1) * split.keys_per_split < keys);
     EXPECT_STRNE(split.reason, "");
   });
+}
+
+TEST(SplitKv, RunsCoverTheLastRowsOnce) {
+  int64_t shapes = 0;
+  for_each_shape([&](const PlanShape& shape) {
+    const SplitKv split = split_kv(shape, nullptr);
+    const RowRuns& runs = split.runs;
+    if (runs.num_runs == 0) {
+      return;
+    }
+    ++shapes;
+    EXPECT_FALSE(shape.batch_invariant);
+    EXPECT_FALSE(split.cluster);
+    EXPECT_EQ(split.num_splits, 1);
+    EXPECT_EQ(split.rows_per_launch, shape.num_rows);
+    EXPECT_EQ((shape.num_rows - runs.num_rows) % shape.sm_count, 0);
+    EXPECT_LT(runs.num_rows, shape.num_rows);
+    EXPECT_LE(runs.num_runs, shape.sm_count);
+    EXPECT_EQ(runs.tiles_per_row, split.keys_per_split / kTileKeys);
+    std::vector<int32_t> covered(runs.num_rows);  // tiles of a row so far
+    std::vector<int32_t> first_slot(runs.num_rows, -1);
+    std::vector<int32_t> num_parts(runs.num_rows);
+    for (int32_t run = 0; run < runs.num_runs; ++run) {
+      for (int32_t number = 0; number < 2; ++number) {
+        const RowRuns::Part part = runs.part(run, number);
+        if (part.begin == part.end) {
+          EXPECT_EQ(number, 1);
+          continue;
+        }
+        EXPECT_LT(number, runs.run_parts());
+        ASSERT_LT(part.row, runs.num_rows);
+        EXPECT_EQ(part.begin, covered[part.row]);
+        EXPECT_LT(part.begin, part.end);
+        covered[part.row] = part.end;
+        if (num_parts[part.row]++ == 0) {
+          first_slot[part.row] = run + part.row;
+        }
+        EXPECT_EQ(run + part.row, first_slot[part.row] + num_parts[part.row] - 1);
+        EXPECT_LT(run + part.row, runs.num_states());
+      }
+    }
+    for (int32_t row = 0; row < runs.num_rows; ++row) {
+      EXPECT_EQ(covered[row], runs.tiles_per_row);
+      EXPECT_EQ(first_slot[row], runs.first_run(row) + row);
+      EXPECT_EQ(num_parts[row], runs.last_run(row) - runs.first_run(row) + 1);
+      EXPECT_LE(num_parts[row], runs.row_parts_max());
+    }
+    EXPECT_LE(runs.row_parts_max(), kSplitsMax);
+    EXPECT_LE(runs.num_states(), split_states_max(shape));
+  });
+  EXPECT_GT(shapes, 100);
 }
 
 TEST(SplitKv, StatesFitTheWorkspace) {
@@ -132,6 +195,25 @@ TEST(SplitKv, PlansForTheSmsOfASlice) {
   EXPECT_GT(split_kv({16, 2048, 2048, 16, 132, false}, nullptr).num_splits, 1);
 }
 
+TEST(SplitKv, CutsTheRowsBeyondFullWaves) {
+  for (const int64_t sm_count : kSmCounts) {
+    for (const int64_t waves : {1, 2, 16}) {
+      for (const int64_t more : {1, 7}) {
+        const SplitKv split =
+            split_kv({waves * sm_count + more, 2048, 2048, 16, sm_count, false}, nullptr);
+        EXPECT_EQ(split.runs.num_rows, more) << waves << " waves, " << sm_count << " SMs";
+      }
+      // A last wave that is nearly full takes as long whole.
+      const SplitKv full =
+          split_kv({(waves + 1) * sm_count - 1, 2048, 2048, 16, sm_count, false}, nullptr);
+      EXPECT_EQ(full.runs.num_runs, 0) << waves << " waves, " << sm_count << " SMs";
+      EXPECT_EQ(full.num_splits, 1);
+    }
+  }
+  // A tile cannot be cut.
+  EXPECT_EQ(split_kv({133, 64, 64, 16, 132, false}, nullptr).runs.num_runs, 0);
+}
+
 TEST(SplitKv, TakesTheSplitsOfATable) {
   const Tuning table = {.sparse_mla_splits = {{16, 4, 2048, 7}, {16, 5, 2048, 1}}};
   const PlanShape shape = {4, 2048, 2048, 16, 132, false};
@@ -143,6 +225,16 @@ TEST(SplitKv, TakesTheSplitsOfATable) {
   PlanShape five = shape;
   five.num_rows = 5;
   EXPECT_EQ(split_kv(five, &table).num_splits, 1);
+  // The last wave, and whole rows though the model would cut it.
+  const Tuning waves = {
+      .sparse_mla_splits = {{16, 200, 2048, kLastWaveSplits}, {16, 133, 2048, 1}}};
+  PlanShape many = shape;
+  many.num_rows = 200;
+  EXPECT_EQ(split_kv(many, &waves).runs.num_rows, 68);
+  EXPECT_STREQ(split_kv(many, &waves).reason, "from the device's tuning table");
+  many.num_rows = 133;
+  EXPECT_EQ(split_kv(many, nullptr).runs.num_rows, 1);
+  EXPECT_EQ(split_kv(many, &waves).runs.num_runs, 0);
   // The bound of the counts is what is cut, not the width.
   PlanShape wider = shape;
   wider.list_width = 2176;
@@ -156,8 +248,8 @@ TEST(SplitKv, KeepsItsOwnWhereATableDoesNotFit) {
   const int64_t too_many = split_states_max(shape) / shape.num_rows + 1;
   for (const SplitChoice& choice :
        {SplitChoice{8, 64, 2048, 3}, SplitChoice{16, 63, 2048, 3}, SplitChoice{16, 64, 2047, 3},
-        SplitChoice{16, 64, 2048, too_many}, SplitChoice{16, 64, 2048, 0},
-        SplitChoice{16, 64, 2048, int64_t{1} << 62}}) {
+        SplitChoice{16, 64, 2048, too_many}, SplitChoice{16, 64, 2048, kLastWaveSplits},
+        SplitChoice{16, 64, 2048, -1}, SplitChoice{16, 64, 2048, int64_t{1} << 62}}) {
     const Tuning table = {.sparse_mla_splits = {choice}};
     const SplitKv split = split_kv(shape, &table);
     EXPECT_EQ(split.num_splits, own.num_splits);

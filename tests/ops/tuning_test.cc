@@ -20,11 +20,11 @@ TEST(Tuning, ReadsWhatItWrote) {
   const Tuning tuning = {
       .device = "NVIDIA H200",
       .sm_count = 132,
-      .sparse_mla_splits = {{16, 1, 2048, 32}, {8, 64, 2048, 2}, {16, 1, 2047, 16}}};
+      .sparse_mla_splits = {{16, 1, 2048, 32}, {8, 64, 2048, 2}, {16, 133, 2047, kLastWaveSplits}}};
   const std::string text = tuning_text(tuning, {"commit: abc", "date: today"});
   EXPECT_EQ(text,
             "# device: NVIDIA H200\n# sm_count: 132\n# commit: abc\n# date: today\n"
-            "heads,rows,keys,splits\n16,1,2048,32\n8,64,2048,2\n16,1,2047,16\n");
+            "heads,rows,keys,splits\n16,1,2048,32\n8,64,2048,2\n16,133,2047,0\n");
   const Result<Tuning> read = parse_tuning(text, "t.csv");
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(tuning_text(*read, {"commit: abc", "date: today"}), text);
@@ -41,12 +41,12 @@ TEST(Tuning, TakesOtherLineEndsAndComments) {
 }
 
 TEST(Tuning, NamesTheLineThatIsMalformed) {
-  for (const char* line :
-       {"16,1,2048", "16,1,2048,2,3", "16,1,2048,", "16,,2048,2", "16,1,2048,0", "16,-1,2048,2",
-        "16, 1,2048,2", "16,1,2048,2x", "99999999999999999999,1,1,1", "x"}) {
+  for (const char* line : {"16,1,2048", "16,1,2048,2,3", "16,1,2048,", "16,,2048,2", "16,1,2048,-1",
+                           "0,1,2048,0", "16,1,0,2", "16,-1,2048,2", "16, 1,2048,2", "16,1,2048,2x",
+                           "99999999999999999999,1,1,1", "x"}) {
     EXPECT_EQ(refusal(kHead + kColumns + "8,1,64,1\n" + line + "\n"),
               std::string("t.csv: line 5: \"") + line +
-                  "\", expected four numbers from 1: heads,rows,keys,splits");
+                  "\", expected numbers from 1, splits from 0: heads,rows,keys,splits");
   }
   EXPECT_EQ(refusal(kHead + "heads,rows\n"),
             "t.csv: line 3: \"heads,rows\", expected the columns \"heads,rows,keys,splits\"");

@@ -270,6 +270,23 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
           "wideout");
     }
   }
+  // Some rows more than a GPU has SMs, 132 of a large Hopper.
+  add({.rows = 133, .heads = 8, .width = 640, .list = ListPattern::kHostile}, "lastwave");
+  add({.rows = 142,
+       .heads = 5,
+       .width = 1030,
+       .counts = CountPattern::kHostile,
+       .out_heads_wide = 8,
+       .lse_head_major = true},
+      "lastwave");
+  add({.rows = 150,
+       .heads = 24,
+       .width = 333,
+       .layout = kNope,
+       .counts = CountPattern::kRagged,
+       .sink = true},
+      "lastwave");
+  add({.rows = 160, .heads = 16, .width = 450, .list = ListPattern::kEmptyRows}, "lastwave");
   for (const KvLayout& layout : {kV32, kFp8}) {
     add({.rows = 5,
          .heads = 16,

@@ -24,6 +24,23 @@ int64_t states_max(const SparseMlaArgs& args, const DeviceInfo& device) {
   return std::max(split_states_max(shape), cuda::scheduled_slots_max(shape));
 }
 
+// What blocks are given of a cut of so many rows.
+int64_t num_items(const SplitKv& split, int64_t rows) {
+  const RowRuns& runs = split.runs;
+  return runs.num_runs == 0 ? cuda::product(rows, split.num_splits)
+                            : rows - runs.num_rows + runs.num_items();
+}
+
+std::string describe(const SplitKv& split) {
+  const RowRuns& runs = split.runs;
+  const std::string text = cuda::describe_cut(split.num_splits, split.keys_per_split);
+  return split.cluster       ? text + ", joined in clusters"
+         : runs.num_runs > 0 ? text + " but the last " + std::to_string(runs.num_rows) + ", in " +
+                                   std::to_string(runs.num_runs) + " runs of " +
+                                   std::to_string(runs.tiles_per_run * kTileKeys) + " keys"
+                             : text;
+}
+
 Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
   const KvLayout& layout = args.kv.layout;
   const int64_t heads = args.out.shape[1];
@@ -58,10 +75,9 @@ Status supports(const SparseMlaArgs& args, const DeviceInfo& device) {
                        " bytes of shared memory, needs " + std::to_string(kNeeded));
   }
   const cuda::PlanShape shape = cuda::plan_shape(args, device);
-  const int64_t items =
-      is_scheduled(args)
-          ? cuda::scheduled_tasks_max(shape)
-          : cuda::product(shape.num_rows, split_kv(shape, device.tuning.get()).num_splits);
+  const int64_t items = is_scheduled(args)
+                            ? cuda::scheduled_tasks_max(shape)
+                            : num_items(split_kv(shape, device.tuning.get()), shape.num_rows);
   if (shape.num_rows > kItemsMax || items > kItemsMax || shape.list_width > kListWidthMax) {
     return unsupported("q: " + std::to_string(shape.num_rows) + " rows with lists of " +
                        std::to_string(shape.list_width) +
@@ -86,8 +102,7 @@ std::string describe(const SparseMlaArgs& args, const DeviceInfo& device) {
     return cuda::describe_schedule(cuda::scheduled_tasks_max(shape)) + where;
   }
   const SplitKv split = split_kv(shape, device.tuning.get());
-  return cuda::describe_cut(split.num_splits, split.keys_per_split) +
-         (split.cluster ? ", joined in clusters" : "") + where + ": " + split.reason;
+  return describe(split) + where + ": " + split.reason;
 }
 
 int64_t workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
@@ -131,12 +146,16 @@ Status run(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& wh
   params.call.num_splits = static_cast<int32_t>(split.num_splits);
   params.call.keys_per_split = split.keys_per_split;
   params.cluster = split.cluster;
+  params.runs = split.runs;
+  params.num_whole_rows = static_cast<int32_t>(shape.num_rows) - split.runs.num_rows;
   for (int64_t first = 0; first < shape.num_rows; first += split.rows_per_launch) {
     const int64_t rows = std::min(split.rows_per_launch, shape.num_rows - first);
     params.call.first_row = first;
-    params.num_items = static_cast<int32_t>(rows * split.num_splits);
+    params.num_items = static_cast<int32_t>(num_items(split, rows));
     LACUNA_RETURN_IF_ERROR(attend(params, device, where));
-    if (split.num_splits > 1 && !split.cluster) {
+    if (split.runs.num_runs > 0) {
+      LACUNA_RETURN_IF_ERROR(combine_small_head(params, device, where, split.runs.num_rows));
+    } else if (split.num_splits > 1 && !split.cluster) {
       LACUNA_RETURN_IF_ERROR(combine_small_head(params, device, where, rows));
     }
   }

@@ -20,6 +20,7 @@
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/launch.h"
+#include "backends/sm90/attention/small_head_cut.cuh"
 #include "backends/sm90/attention/small_head_output.cuh"
 #include "backends/sm90/attention/sparse_mla_small_head.h"
 #include "backends/sm90/ptx/mbarrier.cuh"
@@ -58,6 +59,10 @@ struct Registers<32> {
   static constexpr int kGather = 56;
   static constexpr int kConsumer = 224;
 };
+
+// What items are: tasks that cuda::find_task() knows, of them pairs of blocks that join their
+// splits, or rows and runs. Kernels of their own: calls of few rows wait for each instruction.
+enum class Items { kTasks, kPairs, kRuns };
 
 // The block's shared memory; a constant, so that no register holds it.
 __device__ inline char* block_smem() {
@@ -110,14 +115,28 @@ __device__ inline int num_tiles(const SplitTask& task) {
   return task.end > task.begin ? (task.end - task.begin + kTile - 1) / kTile : 0;
 }
 
+// False: this item has nothing to do.
+template <Items kItems>
+__device__ bool find_item(const SmallHeadParams& params, int32_t item, SplitTask& task) {
+  if constexpr (kItems == Items::kRuns) {
+    if (!run_task(params, item, task)) {
+      return false;
+    }
+    cuda::limit_task(params.call, task);
+    return true;
+  } else {
+    return cuda::find_task(params.call, item, task);
+  }
+}
+
 // What a warpgroup does for each of the block's tasks: `work`(task, its number).
-template <class Work>
+template <Items kItems, class Work>
 __device__ void for_each_task(const SmallHeadParams& params, Work work) {
   uint32_t number = 0;
   for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
        item += static_cast<int32_t>(gridDim.x)) {
     SplitTask task;
-    if (cuda::find_task(params.call, item, task)) {
+    if (find_item<kItems>(params, item, task)) {
       work(task, number);
       ++number;
     }
@@ -162,7 +181,7 @@ __device__ void load_query(const cuda::SparseMlaParams& p, int64_t row, uint32_t
   }
 }
 
-template <int kHeads, bool kHasRope>
+template <int kHeads, bool kHasRope, Items kItems>
 __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& barriers,
                        uint32_t smem) {
   using Smem = SmallHeadSmem<kHeads>;
@@ -178,15 +197,19 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
   uint32_t tile_number = 0;
   uint32_t row_number = 0;
   // The first task, as far as parameters tell, so that its list is asked for right after the wait.
-  const bool is_scheduled = p.schedule != nullptr;
+  const bool is_scheduled = kItems != Items::kRuns && p.schedule != nullptr;
   SplitTask task = {};
-  if (!is_scheduled) {
+  if (!is_scheduled && kItems != Items::kRuns) {
     task = cuda::cut_task(p, static_cast<int32_t>(blockIdx.x));
   }
   cuda::pdl_wait();
   for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
        item += static_cast<int32_t>(gridDim.x)) {
-    if (is_scheduled) {
+    if (kItems == Items::kRuns) {
+      if (!run_task(params, item, task)) {
+        continue;
+      }
+    } else if (is_scheduled) {
       if (!cuda::scheduled_task(p, item, task)) {
         continue;
       }
@@ -302,7 +325,7 @@ struct WeightTile {
 // A thread sees heads 8 i + 2 c and + 1 for i < kPairs, c = lane % 4: of scores, those of keys r
 // and r + 8 of its warp's 16, r = lane / 4; of the output, columns r and r + 8 of the warp's 16 of
 // each slab.
-template <int kHeads, bool kHasRope, bool kCluster>
+template <int kHeads, bool kHasRope, Items kItems>
 class Consumer {
  public:
   using Smem = SmallHeadSmem<kHeads>;
@@ -323,7 +346,7 @@ class Consumer {
     cuda::pdl_wait();
     uint32_t tile_number = 0;
     uint32_t row_number = 0;  // of rows that have keys
-    for_each_task(params_, [&](const SplitTask& task, uint32_t task_number) {
+    for_each_task<kItems>(params_, [&](const SplitTask& task, uint32_t task_number) {
       const int tiles = num_tiles(task);
       clear();
       if (tiles > 0) {
@@ -663,7 +686,7 @@ class Consumer {
           exp2_fast(references(task_parity)[other_idx * kHeads + head] - shift);
       const float sum = own_sum * own_rescale + other_sum * other_rescale;
       float factor = 1.0f;
-      if constexpr (kCluster) {
+      if constexpr (kItems == Items::kPairs) {
         state = {max, sum};
       } else if (task.slot >= 0) {
         if (idx_ == 0) {
@@ -689,7 +712,7 @@ class Consumer {
       release(other_last, 0);
       release(other_last, 1);
     }
-    if constexpr (kCluster) {
+    if constexpr (kItems == Items::kPairs) {
       if (idx_ == 0) {
         finish_pair<0>(task.row, state, thread);
       } else {
@@ -863,7 +886,7 @@ class Consumer {
   float max_[2 * kPairs];        // of the thread's keys, as it is
 };
 
-template <int kHeads, bool kHasRope, bool kCluster>
+template <int kHeads, bool kHasRope, Items kItems>
 __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_kernel(
     const __grid_constant__ SmallHeadParams params) {
   using Smem = SmallHeadSmem<kHeads>;
@@ -884,8 +907,8 @@ __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_ke
     if constexpr (kHeads > 8) {
       release_registers<Registers<kHeads>::kGather>();
     }
-    gather<kHeads, kHasRope>(params, barriers, smem);
-    if constexpr (kCluster) {
+    gather<kHeads, kHasRope, kItems>(params, barriers, smem);
+    if constexpr (kItems == Items::kPairs) {
       __syncwarp();
       cuda::cluster_sync();
       cuda::cluster_sync();
@@ -894,28 +917,35 @@ __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_ke
     if constexpr (kHeads > 8) {
       claim_registers<Registers<kHeads>::kConsumer>();
     }
-    Consumer<kHeads, kHasRope, kCluster>(params, barriers, smem).run();
+    Consumer<kHeads, kHasRope, kItems>(params, barriers, smem).run();
   }
+}
+
+template <int kHeads, Items kItems>
+Status launch_items(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where,
+                    int64_t blocks) {
+  const auto kernel = params.call.rope > 0 ? sparse_mla_small_head_kernel<kHeads, true, kItems>
+                                           : sparse_mla_small_head_kernel<kHeads, false, kItems>;
+  return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
+                      {.grid = dim3(static_cast<unsigned>(blocks)),
+                       .block = dim3(SmallHeadSmem<kHeads>::kThreads),
+                       .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
+                       .cluster = kItems == Items::kPairs ? params.call.num_splits : 1,
+                       .pdl = true},
+                      params);
 }
 
 template <int kHeads>
 Status launch_small_head(const SmallHeadParams& params, const DeviceInfo& device,
                          const Launch& where) {
-  const bool rope = params.call.rope > 0;
-  const auto kernel = params.cluster ? rope ? sparse_mla_small_head_kernel<kHeads, true, true>
-                                            : sparse_mla_small_head_kernel<kHeads, false, true>
-                      : rope ? sparse_mla_small_head_kernel<kHeads, true, false>
-                                     : sparse_mla_small_head_kernel<kHeads, false, false>;
-  // In a cluster a block has one task.
-  const int64_t blocks =
-      params.cluster ? params.num_items : std::min<int64_t>(params.num_items, device.sm_count);
-  return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
-                      {.grid = dim3(static_cast<unsigned>(blocks)),
-                       .block = dim3(SmallHeadSmem<kHeads>::kThreads),
-                       .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
-                       .cluster = params.cluster ? params.call.num_splits : 1,
-                       .pdl = true},
-                      params);
+  if (params.cluster) {
+    // In a cluster a block has one task.
+    return launch_items<kHeads, Items::kPairs>(params, device, where, params.num_items);
+  }
+  const int64_t blocks = std::min<int64_t>(params.num_items, device.sm_count);
+  return params.runs.num_runs > 0
+             ? launch_items<kHeads, Items::kRuns>(params, device, where, blocks)
+             : launch_items<kHeads, Items::kTasks>(params, device, where, blocks);
 }
 
 }  // namespace lacuna::sm90

@@ -67,9 +67,12 @@ static_assert(SmallHeadSmem<8>::kWeightsAt % 1024 == 0 && SmallHeadSmem<8>::kBar
 // [slab][8 heads][thread of a warpgroup] float4, so that they are written and read in whole lines.
 struct SmallHeadParams {
   cuda::SparseMlaParams call;
-  int32_t num_items;  // splits of rows, or tasks of a schedule at most
+  int32_t num_items;  // splits of rows, or tasks of a schedule at most; with runs, see there
   bool cluster;       // the two splits of a row are a cluster, which joins them
-  float scale_log2;   // softmax_scale times log2(e)
+  // Of the last rows: items are the whole rows, then the runs' parts 0, then their parts 1.
+  RowRuns runs;
+  int32_t num_whole_rows;
+  float scale_log2;  // softmax_scale times log2(e)
 };
 
 template <int kHeads>
@@ -82,7 +85,7 @@ extern template Status launch_small_head<16>(const SmallHeadParams&, const Devic
 extern template Status launch_small_head<32>(const SmallHeadParams&, const DeviceInfo&,
                                              const Launch&);
 
-// Joins the states of `num_items` rows (or of the first tasks of a schedule).
+// Joins the states of `num_items` rows (of those in runs, or of the first tasks of a schedule).
 Status combine_small_head(const SmallHeadParams& params, const DeviceInfo& device,
                           const Launch& where, int64_t num_items);
 

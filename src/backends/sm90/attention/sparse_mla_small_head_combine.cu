@@ -6,6 +6,7 @@
 #include "backends/cuda/device/pdl.cuh"
 #include "backends/cuda/device/reduce.cuh"
 #include "backends/cuda/launch.h"
+#include "backends/sm90/attention/small_head_cut.cuh"
 #include "backends/sm90/attention/small_head_output.cuh"
 #include "backends/sm90/attention/sparse_mla_small_head.h"
 
@@ -20,7 +21,7 @@ constexpr int kWarps = kThreads / kWarp;
 // From this many splits on, warps share the splits of a unit.
 constexpr int kManySplits = 9;
 
-template <int kHeads, bool kMany>
+template <int kHeads, bool kMany, bool kRuns>
 __global__ __launch_bounds__(kThreads) void combine_kernel(
     const __grid_constant__ SmallHeadParams params, int64_t num_items) {
   constexpr int kPairs = kHeads / 8;
@@ -52,7 +53,9 @@ __global__ __launch_bounds__(kThreads) void combine_kernel(
       }
       cuda::pdl_wait();
       cuda::pdl_launch_dependents();
-      states = item < num_items ? cuda::num_states(p, item, row, slot) : 0;
+      if (item < num_items) {
+        states = kRuns ? run_states(params, item, row, slot) : cuda::num_states(p, item, row, slot);
+      }
       if (states == 0) {
         return;  // the same for the whole block (or the warp, where warps do not meet)
       }
@@ -157,15 +160,20 @@ template <int kHeads>
 Status launch_combine(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where,
                       int64_t num_items) {
   // By a schedule the number of splits is not known here.
-  const bool many = params.call.schedule != nullptr || params.call.num_splits >= kManySplits;
+  const bool runs = params.runs.num_runs > 0;
+  const int64_t splits = runs ? params.runs.row_parts_max() : params.call.num_splits;
+  const bool many = params.call.schedule != nullptr || splits >= kManySplits;
   const int64_t units = num_items * kLatentSlabs * 4 * (kHeads / 8);
   const int64_t blocks = many ? units : cuda::ceil_div(units, kWarps);
   if (blocks > INT32_MAX) {
     return unsupported("sm90/sparse_mla_small_head: too many rows for one launch");
   }
+  const auto kernel =
+      runs   ? many ? combine_kernel<kHeads, true, true> : combine_kernel<kHeads, false, true>
+        : many ? combine_kernel<kHeads, true, false>
+             : combine_kernel<kHeads, false, false>;
   return cuda::launch(
-      "sm90/sparse_mla_small_head_combine",
-      many ? combine_kernel<kHeads, true> : combine_kernel<kHeads, false>, device, where,
+      "sm90/sparse_mla_small_head_combine", kernel, device, where,
       {.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .pdl = true}, params,
       num_items);
 }

@@ -39,24 +39,72 @@ bool pays_as_cluster(const PlanShape& shape, int64_t num_splits) {
   return num_splits == 2 && product(shape.num_rows, num_splits) <= shape.sm_count;
 }
 
-// Cycles that a call takes, cut like this.
-int64_t cycles(const PlanShape& shape, const SplitKv& split) {
-  const int64_t tasks = product(shape.num_rows, split.num_splits);
-  const int64_t waves = ceil_div(tasks, shape.sm_count);
-  const int64_t tiles = split.keys_per_split / kTileKeys;
+// The rows of full waves whole, the tiles of the others in runs of so many.
+SplitKv cut_last_wave(const PlanShape& shape, int64_t tiles, int64_t tiles_per_run,
+                      const char* reason) {
+  const int64_t rows = shape.num_rows % shape.sm_count;
+  SplitKv split = cut(shape, tiles, 1, reason);
+  split.runs = {.num_rows = static_cast<int32_t>(rows),
+                .num_runs = static_cast<int32_t>(ceil_div(rows * tiles, tiles_per_run)),
+                .tiles_per_row = static_cast<int32_t>(tiles),
+                .tiles_per_run = static_cast<int32_t>(tiles_per_run),
+                .stride = static_cast<int32_t>(shape.sm_count)};
+  return split;
+}
+
+// A block's time with so many tiles, when so many blocks run.
+int64_t task_cycles(const PlanShape& shape, int64_t tiles, int64_t blocks) {
   const int64_t compute =
       tiles == 1 ? kTileCycles : kTilePairCycles + (tiles - 2) * kNextTileCycles;
   const int64_t memory =
-      product(tiles * kTileMemoryCycles, std::min(tasks, shape.sm_count)) / shape.sm_count;
-  const int64_t total = product(waves, kTaskCycles + std::max(compute, memory));
+      product(tiles * kTileMemoryCycles, std::min(blocks, shape.sm_count)) / shape.sm_count;
+  return kTaskCycles + std::max(compute, memory);
+}
+
+// The joining kernel's. States are written and read again.
+int64_t join_cycles(const PlanShape& shape, int64_t states) {
+  return kJoinCycles + 2 * product(states, shape.num_heads * 512 * 4) / kJoinBytesPerCycle;
+}
+
+// Cycles that a call takes, cut like this.
+int64_t cycles(const PlanShape& shape, const SplitKv& split) {
+  const int64_t tiles = split.keys_per_split / kTileKeys;
+  const RowRuns& runs = split.runs;
+  if (runs.num_runs > 0) {
+    const int64_t waves = shape.num_rows / shape.sm_count;
+    return product(waves, task_cycles(shape, tiles, shape.sm_count)) +
+           task_cycles(shape, runs.tiles_per_run, runs.num_runs) +
+           (runs.run_parts() - 1) * kTaskCycles + join_cycles(shape, runs.num_states());
+  }
+  const int64_t tasks = product(shape.num_rows, split.num_splits);
+  const int64_t last_wave = tasks % shape.sm_count;
+  const int64_t total = product(tasks / shape.sm_count, task_cycles(shape, tiles, shape.sm_count)) +
+                        (last_wave > 0 ? task_cycles(shape, tiles, last_wave) : 0);
   if (split.num_splits == 1) {
     return total;
   }
-  if (split.cluster) {
-    return total + kClusterJoinCycles;
+  return total + (split.cluster ? kClusterJoinCycles : join_cycles(shape, tasks));
+}
+
+// The fastest cut with runs; without any where there can be none. The shortest runs, one for each
+// SM, are not always the best: fewer parts are joined sooner.
+SplitKv best_runs(const PlanShape& shape, int64_t tiles, const char* reason) {
+  SplitKv best;
+  const int64_t rows = shape.num_rows % shape.sm_count;
+  // Tiles are counted in 32 bits.
+  if (shape.num_rows < shape.sm_count || rows == 0 || product(rows + 1, tiles) > INT32_MAX) {
+    return best;
   }
-  const int64_t bytes = 2 * product(tasks, shape.num_heads * 512 * 4);  // written, read again
-  return total + kJoinCycles + bytes / kJoinBytesPerCycle;
+  // A row has at most kSplitsMax parts, of which two are ends of runs.
+  const int64_t shortest =
+      std::max(ceil_div(rows * tiles, shape.sm_count), ceil_div(tiles, kSplitsMax - 1));
+  for (int64_t length = shortest; length < tiles; length *= 2) {
+    const SplitKv split = cut_last_wave(shape, tiles, length, reason);
+    if (best.runs.num_runs == 0 || cycles(shape, split) < cycles(shape, best)) {
+      best = split;
+    }
+  }
+  return best;
 }
 
 }  // namespace
@@ -96,8 +144,15 @@ SplitKv split_kv(const PlanShape& shape, const Tuning* tuning) {
   const int64_t tasks = tasks_max(shape);
   if (tuning != nullptr) {
     for (const SplitChoice& choice : tuning->sparse_mla_splits) {
-      if (choice.heads == shape.num_heads && choice.rows == shape.num_rows && choice.keys == keys &&
-          choice.splits >= 1 && product(choice.splits, shape.num_rows) <= tasks) {
+      if (choice.heads != shape.num_heads || choice.rows != shape.num_rows || choice.keys != keys) {
+        continue;
+      }
+      if (choice.splits == kLastWaveSplits) {
+        const SplitKv split = best_runs(shape, tiles, "from the device's tuning table");
+        if (split.runs.num_runs > 0) {
+          return split;
+        }
+      } else if (choice.splits >= 1 && product(choice.splits, shape.num_rows) <= tasks) {
         SplitKv split = cut(shape, tiles, choice.splits, "from the device's tuning table");
         split.cluster = pays_as_cluster(shape, split.num_splits);
         return split;
@@ -124,7 +179,8 @@ SplitKv split_kv(const PlanShape& shape, const Tuning* tuning) {
       best_cycles = time;
     }
   }
-  return best;
+  const SplitKv runs = best_runs(shape, tiles, "whole rows leave a part of the last wave idle");
+  return runs.runs.num_runs > 0 && cycles(shape, runs) < best_cycles ? runs : best;
 }
 
 }  // namespace lacuna::sm90
