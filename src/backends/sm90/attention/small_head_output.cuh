@@ -25,7 +25,7 @@ __device__ inline float finish_head_log2(const cuda::SparseMlaParams& p, int32_t
     }
   }
   float factor = empty ? 0.0f : __fdividef(1.0f, sum);
-  if (p.sink) {
+  if (p.sink && !empty) {
     // exp(lse) / (exp(lse) + exp(sink)); an infinite exponential gives the right limit.
     factor *= __fdividef(1.0f, 1.0f + exp2_fast(p.sink(head) * cuda::kLog2E - lse));
   }

@@ -181,6 +181,29 @@ __device__ void load_query(const cuda::SparseMlaParams& p, int64_t row, uint32_t
   }
 }
 
+// What a task reads first, asked of L2: its list and its query.
+__device__ inline void prefetch_task(const cuda::SparseMlaParams& p, const SplitTask& task,
+                                     int thread, int threads) {
+  constexpr int kLineBytes = 128;
+  const auto* list = reinterpret_cast<const char*>(p.indices.row(task.row) + task.begin);
+  const int list_bytes = (min(task.end, static_cast<int32_t>(p.list_width)) - task.begin) * 4;
+  for (int at = thread * kLineBytes; at < list_bytes; at += threads * kLineBytes) {
+    cuda::prefetch_line(list + at);
+  }
+  constexpr int kHeadLines = kLatentSlabs + 1;
+  for (int i = thread; i < p.num_heads * kHeadLines; i += threads) {
+    const int head = i / kHeadLines;
+    const int slab = i % kHeadLines;
+    if (slab < kLatentSlabs) {
+      cuda::prefetch_line(static_cast<const Bf16*>(p.q_nope) + task.row * p.q_nope_strides[0] +
+                          head * p.q_nope_strides[1] + slab * 64);
+    } else if (p.rope > 0) {
+      cuda::prefetch_line(static_cast<const Bf16*>(p.q_rope) + task.row * p.q_rope_strides[0] +
+                          head * p.q_rope_strides[1]);
+    }
+  }
+}
+
 template <int kHeads, bool kHasRope, Items kItems>
 __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& barriers,
                        uint32_t smem) {
@@ -199,8 +222,15 @@ __device__ void gather(const SmallHeadParams& params, const Barriers<kHeads>& ba
   // The first task, as far as parameters tell, so that its list is asked for right after the wait.
   const bool is_scheduled = kItems != Items::kRuns && p.schedule != nullptr;
   SplitTask task = {};
-  if (!is_scheduled && kItems != Items::kRuns) {
+  bool is_known = false;
+  if (kItems == Items::kRuns) {
+    is_known = run_task(params, static_cast<int32_t>(blockIdx.x), task);
+  } else if (!is_scheduled) {
     task = cuda::cut_task(p, static_cast<int32_t>(blockIdx.x));
+    is_known = true;
+  }
+  if (is_known) {
+    prefetch_task(p, task, thread, Smem::kGatherThreads);
   }
   cuda::pdl_wait();
   for (int32_t item = static_cast<int32_t>(blockIdx.x); item < params.num_items;
@@ -606,26 +636,40 @@ class Consumer {
   // The consumer's sums of weights and maxima of a row. Where nobody asks for maxima the references
   // do, near them as they are: this is a row's end, which waits for each instruction.
   __device__ void write_stats(int task_parity) const {
+    float sums[2 * kPairs];
+    float max[2 * kPairs];
 #pragma unroll
     for (int h = 0; h < 2 * kPairs; ++h) {
-      float sum = sum_[h];
-      float max = reference_[h];
+      sums[h] = sum_[h];
+      max[h] = reference_[h];
+    }
 #pragma unroll
-      for (int offset = 4; offset < kWarp; offset *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = 4; offset < kWarp; offset *= 2) {
+#pragma unroll
+      for (int h = 0; h < 2 * kPairs; ++h) {
+        sums[h] += __shfl_xor_sync(0xffffffffu, sums[h], offset);
       }
-      if (params_.call.max_logits) {
-        max = max_[h];
+    }
+    if (params_.call.max_logits) {
+#pragma unroll
+      for (int h = 0; h < 2 * kPairs; ++h) {
+        max[h] = max_[h];
 #pragma unroll
         for (int offset = 4; offset < kWarp; offset *= 2) {
-          max = fmaxf(max, __shfl_xor_sync(0xffffffffu, max, offset));
+          max[h] = fmaxf(max[h], __shfl_xor_sync(0xffffffffu, max[h], offset));
         }
       }
-      if (lane_ < 4) {
-        const int head = h / 2 * 8 + lane_ * 2 + h % 2;
-        stats(task_parity)[(idx_ * Smem::kWarps + warp_) * kHeads + head] = {sum, max};
+    }
+    if (lane_ < 4) {
+#pragma unroll
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const int head = pair * 8 + lane_ * 2;
+        *reinterpret_cast<float4*>(stats(task_parity) + (idx_ * Smem::kWarps + warp_) * kHeads +
+                                   head) = {sums[2 * pair], max[2 * pair], sums[2 * pair + 1],
+                                            max[2 * pair + 1]};
         if (warp_ == 0) {
-          references(task_parity)[idx_ * kHeads + head] = reference_[h];
+          *reinterpret_cast<float2*>(references(task_parity) + idx_ * kHeads + head) = {
+              reference_[2 * pair], reference_[2 * pair + 1]};
         }
       }
     }
