@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ops/tuning.h"
@@ -148,6 +149,24 @@ TEST(SplitKv, StatesFitTheWorkspace) {
       EXPECT_EQ(split.rows_per_launch, shape.num_rows);
     }
   });
+}
+
+TEST(SplitKv, ClustersRunAtOnce) {
+  for_each_shape([](const PlanShape& shape) {
+    const SplitKv split = split_kv(shape, nullptr);
+    if (split.cluster) {
+      EXPECT_GE(split.num_splits, 2);
+      EXPECT_LE(split.num_splits, kClusterMax);
+      EXPECT_LE(shape.num_rows * split.num_splits, shape.sm_count);
+      EXPECT_FALSE(shape.batch_invariant);
+    }
+  });
+  // Two, three and four splits a row.
+  for (const auto& [rows, splits] : {std::pair{64, 2}, {36, 3}, {28, 4}}) {
+    const SplitKv split = split_kv({rows, 2048, 2048, 16, 132, false}, nullptr);
+    EXPECT_TRUE(split.cluster) << rows;
+    EXPECT_EQ(split.num_splits, splits) << rows;
+  }
 }
 
 TEST(SplitKv, StatesGrowWithEveryExtent) {

@@ -287,6 +287,23 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
        .sink = true},
       "lastwave");
   add({.rows = 160, .heads = 16, .width = 450, .list = ListPattern::kEmptyRows}, "lastwave");
+  // Splits of a row that are a cluster of three or four on 132 SMs.
+  add({.rows = 26, .heads = 8, .width = 450, .list = ListPattern::kHostile}, "clusters");
+  add({.rows = 36,
+       .heads = 5,
+       .width = 1030,
+       .counts = CountPattern::kHostile,
+       .out_heads_wide = 8,
+       .lse_head_major = true},
+      "clusters");
+  add({.rows = 28,
+       .heads = 24,
+       .width = 450,
+       .layout = kNope,
+       .counts = CountPattern::kRagged,
+       .sink = true},
+      "clusters");
+  add({.rows = 32, .heads = 16, .width = 192, .list = ListPattern::kEmptyRows}, "clusters");
   for (const KvLayout& layout : {kV32, kFp8}) {
     add({.rows = 5,
          .heads = 16,

@@ -44,11 +44,11 @@ template <int kHeads>
 struct Registers;
 template <>
 struct Registers<8> {
-  static constexpr int kLaunch = 128;  // at most; 96 are used
+  // So few that blocks of the joining kernel find room beside this one, and start before it ends.
+  static constexpr int kLaunch = 96;
 };
 template <>
 struct Registers<16> {
-  // So few that blocks of the joining kernel find room beside this one, and start before it ends.
   static constexpr int kLaunch = 96;
   static constexpr int kGather = 40;
   static constexpr int kConsumer = 152;
@@ -60,9 +60,9 @@ struct Registers<32> {
   static constexpr int kConsumer = 224;
 };
 
-// What items are: tasks that cuda::find_task() knows, of them pairs of blocks that join their
-// splits, or rows and runs. Kernels of their own: calls of few rows wait for each instruction.
-enum class Items { kTasks, kPairs, kRuns };
+// What items are: tasks that cuda::find_task() knows, or rows and runs. Kernels of their own, as
+// those of clusters are: calls of few rows wait for each instruction.
+enum class Items { kTasks, kRuns };
 
 // The block's shared memory; a constant, so that no register holds it.
 __device__ inline char* block_smem() {
@@ -355,7 +355,7 @@ struct WeightTile {
 // A thread sees heads 8 i + 2 c and + 1 for i < kPairs, c = lane % 4: of scores, those of keys r
 // and r + 8 of its warp's 16, r = lane / 4; of the output, columns r and r + 8 of the warp's 16 of
 // each slab.
-template <int kHeads, bool kHasRope, Items kItems>
+template <int kHeads, bool kHasRope, Items kItems, int kCluster>
 class Consumer {
  public:
   using Smem = SmallHeadSmem<kHeads>;
@@ -715,7 +715,6 @@ class Consumer {
     }
     barrier_sync(kRowBarrier, kConsumers * kWarpgroup);
     auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
-    [[maybe_unused]] float2 state = {kMinusInfinity, 0.0f};  // of the head of the thread's number
     if (thread < kHeads) {
       const int head = thread;
       const float2* own_stats = stats(task_parity) + idx_ * Smem::kWarps * kHeads + head;
@@ -738,8 +737,10 @@ class Consumer {
           exp2_fast(references(task_parity)[other_idx * kHeads + head] - shift);
       const float sum = own_sum * own_rescale + other_sum * other_rescale;
       float factor = 1.0f;
-      if constexpr (kItems == Items::kPairs) {
-        state = {max, sum};
+      if constexpr (kCluster > 1) {
+        if (idx_ == 0) {
+          reinterpret_cast<float2*>(block_smem() + kStateAt)[head] = {max, sum};
+        }
       } else if (task.slot >= 0) {
         if (idx_ == 0) {
           params_.call.partial_sums[int64_t{task.slot} * kHeads + head] = {max, sum};
@@ -764,12 +765,13 @@ class Consumer {
       release(other_last, 0);
       release(other_last, 1);
     }
-    if constexpr (kItems == Items::kPairs) {
+    if constexpr (kCluster > 1) {
       if (idx_ == 0) {
-        finish_pair<0>(task.row, state, thread);
+        give<0>(thread);
       } else {
-        finish_pair<kLatentSlabs / 2>(task.row, state, thread);
+        give<kLatentSlabs / 2>(thread);
       }
+      finish_cluster(task.row, thread);
     } else if (task.slot >= 0) {
       if (tiles > 0) {  // else never read: the largest score says that there was no key
         if (idx_ == 0) {
@@ -865,61 +867,104 @@ class Consumer {
     }
   }
 
-  // The two splits of a row are a cluster: block r finishes the slabs of its consumer r. The other
-  // consumer leaves its own where ropes and query were, [slab][pair][thread] float4, and their
-  // heads' largest scores and sums behind them, for the other block to take.
-  static constexpr int kGivenBytes = kLatentSlabs / 2 * kPairs * kWarpgroup * 16;
-  static_assert(kGivenBytes + kHeads * 8 <= Smem::kWeightsAt - Smem::kRopeAt);
+  // A row's splits are a cluster. Each block leaves its state where keys were, as partial states
+  // lie, and its heads' largest scores and sums of weights where a second task's statistics would
+  // be. Then each warp of the cluster's consumers joins some units of 16 columns by 8 heads.
+  static constexpr int kUnits = kLatentSlabs * kPairs * Smem::kWarps;
+  static constexpr int kStateAt =
+      Smem::kStatsAt + kConsumers * Smem::kWarps * kHeads * static_cast<int>(sizeof(float2));
+  static_assert(kUnits * kWarp * static_cast<int>(sizeof(float4)) <= Smem::kRopeAt);
 
   template <int kFirst>
-  __device__ void finish_pair(int32_t row, const float2& state, int thread) {
-    const int rank = static_cast<int>(blockIdx.x) % 2;
-    char* const given = block_smem() + Smem::kRopeAt;
-    if (idx_ != rank) {
-#pragma unroll
-      for (int i = 0; i < kLatentSlabs / 2; ++i) {
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          reinterpret_cast<float4*>(given)[(i * kPairs + pair) * kWarpgroup + thread] =
-              value(kFirst + i, pair);
-        }
-      }
-      if (thread < kHeads) {
-        reinterpret_cast<float2*>(given + kGivenBytes)[thread] = state;
-      }
-      cuda::cluster_sync();
-      cuda::cluster_sync();  // the other block has read
-      return;
-    }
-    cuda::cluster_sync();
-    const uint32_t from = cuda::cluster_address(smem_ + Smem::kRopeAt, rank ^ 1);
-    float4 theirs[kLatentSlabs / 2][kPairs];
+  __device__ void give(int thread) const {
+    barrier_sync(kRowBarrier, kConsumers * kWarpgroup);  // nothing is read from there any more
 #pragma unroll
     for (int i = 0; i < kLatentSlabs / 2; ++i) {
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        cuda::cluster_load(from + ((i * kPairs + pair) * kWarpgroup + thread) * 16,
-                           theirs[i][pair]);
+        reinterpret_cast<float4*>(
+            block_smem())[((kFirst + i) * kPairs + pair) * kWarpgroup + thread] =
+            value(kFirst + i, pair);
       }
     }
-    auto* factors = reinterpret_cast<float2*>(block_smem() + Smem::kFactorsAt) + idx_ * kHeads;
-    if (thread < kHeads) {
-      float2 other;
-      cuda::cluster_load(from + kGivenBytes + thread * 8, other);
-      const float max = fmaxf(state.x, other.x);
-      const float shift = max == kMinusInfinity ? 0.0f : max;
-      const float own_weight = exp2_fast(state.x - shift);
-      const float other_weight = exp2_fast(other.x - shift);
-      const bool exists = thread < params_.call.num_heads;
-      const float factor =
-          finish_head_log2(params_.call, row, exists ? thread : 0, max,
-                           own_weight * state.y + other_weight * other.y, exists && rank == 0);
-      factors[thread] = {own_weight * factor, other_weight * factor};
+  }
+
+  __device__ void finish_cluster(int32_t row, int thread) const {
+    constexpr int kClusterWarps = kCluster * kConsumers * Smem::kWarps;
+    constexpr int kRounds = (kUnits + kClusterWarps - 1) / kClusterWarps;
+    const int warp = thread / kWarp;
+    const int lane = thread % kWarp;
+    const int rank = static_cast<int>(blockIdx.x) % kCluster;
+    const int first_unit = (rank * kConsumers + idx_) * Smem::kWarps + warp;
+    cuda::cluster_sync();
+    // Of this block, then of those after it.
+    float2 states[kCluster];
+    float4 values[kRounds][kCluster];
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      cuda::cluster_load(
+          cuda::cluster_address(smem_ + kStateAt + lane % kHeads * 8, (rank + i) % kCluster),
+          states[i]);
     }
-    sync();
-    cuda::cluster_arrive();
-    join<kFirst>(factors, thread, [&](int i, int pair) { return theirs[i][pair]; });
-    write<kFirst>(row, thread);
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      // Beyond the last unit, one that is thrown away.
+      const int at = min(first_unit + round * kClusterWarps, kUnits - 1) * kWarp + lane;
+      values[round][0] = reinterpret_cast<const float4*>(block_smem())[at];
+#pragma unroll
+      for (int i = 1; i < kCluster; ++i) {
+        cuda::cluster_load(cuda::cluster_address(smem_ + at * 16, (rank + i) % kCluster),
+                           values[round][i]);
+      }
+    }
+    // A lane a head.
+    float max = kMinusInfinity;
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      max = fmaxf(max, states[i].x);
+    }
+    const float shift = max == kMinusInfinity ? 0.0f : max;
+    float weights[kCluster];
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      weights[i] = exp2_fast(states[i].x - shift);
+      sum += weights[i] * states[i].y;
+    }
+    const int head = lane % kHeads;
+    const bool exists = head < params_.call.num_heads;
+    const float factor = finish_head_log2(params_.call, row, exists ? head : 0, max, sum,
+                                          exists && first_unit == 0 && lane < kHeads);
+#pragma unroll
+    for (int i = 0; i < kCluster; ++i) {
+      weights[i] *= factor;
+    }
+    cuda::cluster_arrive();  // what others gave has been read
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round) {
+      const int unit = first_unit + round * kClusterWarps;
+      const int pair = unit / Smem::kWarps % kPairs;
+      float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kCluster; ++i) {
+        const float even = __shfl_sync(0xffffffffu, weights[i], pair * 8 + lane % 4 * 2);
+        const float odd = __shfl_sync(0xffffffffu, weights[i], pair * 8 + lane % 4 * 2 + 1);
+        // A weight of 0 is the answer whatever was summed up.
+        if (even != 0.0f) {
+          total.x += even * values[round][i].x;
+          total.z += even * values[round][i].z;
+        }
+        if (odd != 0.0f) {
+          total.y += odd * values[round][i].y;
+          total.w += odd * values[round][i].w;
+        }
+      }
+      if (unit < kUnits) {
+        const int column = unit / (Smem::kWarps * kPairs) * 64 + unit % Smem::kWarps * 16;
+        write_output(output_at(params_.call, row, pair, column, lane),
+                     pair * 8 + lane / 4 < params_.call.num_heads, total);
+      }
+    }
     cuda::cluster_wait();
   }
 
@@ -938,7 +983,7 @@ class Consumer {
   float max_[2 * kPairs];        // of the thread's keys, as it is
 };
 
-template <int kHeads, bool kHasRope, Items kItems>
+template <int kHeads, bool kHasRope, Items kItems, int kCluster>
 __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_kernel(
     const __grid_constant__ SmallHeadParams params) {
   using Smem = SmallHeadSmem<kHeads>;
@@ -960,7 +1005,7 @@ __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_ke
       release_registers<Registers<kHeads>::kGather>();
     }
     gather<kHeads, kHasRope, kItems>(params, barriers, smem);
-    if constexpr (kItems == Items::kPairs) {
+    if constexpr (kCluster > 1) {
       __syncwarp();
       cuda::cluster_sync();
       cuda::cluster_sync();
@@ -969,20 +1014,23 @@ __global__ __maxnreg__(Registers<kHeads>::kLaunch) void sparse_mla_small_head_ke
     if constexpr (kHeads > 8) {
       claim_registers<Registers<kHeads>::kConsumer>();
     }
-    Consumer<kHeads, kHasRope, kItems>(params, barriers, smem).run();
+    Consumer<kHeads, kHasRope, kItems, kCluster>(params, barriers, smem).run();
   }
 }
 
-template <int kHeads, Items kItems>
-Status launch_items(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where,
-                    int64_t blocks) {
-  const auto kernel = params.call.rope > 0 ? sparse_mla_small_head_kernel<kHeads, true, kItems>
-                                           : sparse_mla_small_head_kernel<kHeads, false, kItems>;
+template <int kHeads, Items kItems, int kCluster>
+Status launch_items(const SmallHeadParams& params, const DeviceInfo& device, const Launch& where) {
+  const auto kernel = params.call.rope > 0
+                          ? sparse_mla_small_head_kernel<kHeads, true, kItems, kCluster>
+                          : sparse_mla_small_head_kernel<kHeads, false, kItems, kCluster>;
+  // In a cluster a block has one task.
+  const int64_t blocks =
+      kCluster > 1 ? params.num_items : std::min<int64_t>(params.num_items, device.sm_count);
   return cuda::launch("sm90/sparse_mla_small_head", kernel, device, where,
                       {.grid = dim3(static_cast<unsigned>(blocks)),
                        .block = dim3(SmallHeadSmem<kHeads>::kThreads),
                        .smem_bytes = SmallHeadSmem<kHeads>::kBytes,
-                       .cluster = kItems == Items::kPairs ? params.call.num_splits : 1,
+                       .cluster = kCluster,
                        .pdl = true},
                       params);
 }
@@ -990,14 +1038,20 @@ Status launch_items(const SmallHeadParams& params, const DeviceInfo& device, con
 template <int kHeads>
 Status launch_small_head(const SmallHeadParams& params, const DeviceInfo& device,
                          const Launch& where) {
-  if (params.cluster) {
-    // In a cluster a block has one task.
-    return launch_items<kHeads, Items::kPairs>(params, device, where, params.num_items);
+  if (params.runs.num_runs > 0) {
+    return launch_items<kHeads, Items::kRuns, 1>(params, device, where);
   }
-  const int64_t blocks = std::min<int64_t>(params.num_items, device.sm_count);
-  return params.runs.num_runs > 0
-             ? launch_items<kHeads, Items::kRuns>(params, device, where, blocks)
-             : launch_items<kHeads, Items::kTasks>(params, device, where, blocks);
+  static_assert(kClusterMax == 4);
+  switch (params.cluster ? params.call.num_splits : 1) {
+    case 2:
+      return launch_items<kHeads, Items::kTasks, 2>(params, device, where);
+    case 3:
+      return launch_items<kHeads, Items::kTasks, 3>(params, device, where);
+    case 4:
+      return launch_items<kHeads, Items::kTasks, 4>(params, device, where);
+    default:
+      return launch_items<kHeads, Items::kTasks, 1>(params, device, where);
+  }
 }
 
 }  // namespace lacuna::sm90

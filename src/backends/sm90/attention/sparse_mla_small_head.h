@@ -68,7 +68,7 @@ static_assert(SmallHeadSmem<8>::kWeightsAt % 1024 == 0 && SmallHeadSmem<8>::kBar
 struct SmallHeadParams {
   cuda::SparseMlaParams call;
   int32_t num_items;  // splits of rows, or tasks of a schedule at most; with runs, see there
-  bool cluster;       // the two splits of a row are a cluster, which joins them
+  bool cluster;       // a row's splits, at most kClusterMax, are a cluster, which joins them
   // Of the last rows: items are the whole rows, then the runs' parts 0, then their parts 1.
   RowRuns runs;
   int32_t num_whole_rows;

@@ -33,10 +33,17 @@ SplitKv cut(const PlanShape& shape, int64_t tiles, int64_t splits, const char* r
           .reason = reason};
 }
 
-// Two blocks can join through each other's shared memory. With more, or when clusters wait for
-// room, the joining kernel was faster.
+// A cluster's blocks join through each other's shared memory, where all run at once: clusters of
+// two on all SMs, as SMs come in pairs. Of those of three and four a GPC of 14 SMs holds what fits
+// 12; an H200 holds 39 and 30. Fewer blocks gather slower, for longer than a joining kernel takes,
+// whose time grows with the heads.
 bool pays_as_cluster(const PlanShape& shape, int64_t num_splits) {
-  return num_splits == 2 && product(shape.num_rows, num_splits) <= shape.sm_count;
+  const int64_t blocks = product(shape.num_rows, num_splits);
+  if (num_splits <= 2) {
+    return num_splits == 2 && blocks <= shape.sm_count;
+  }
+  const int64_t fewest = shape.num_heads <= 16 ? shape.sm_count * 2 / 3 : shape.sm_count * 4 / 9;
+  return num_splits <= kClusterMax && blocks > fewest && blocks <= shape.sm_count * 6 / 7;
 }
 
 // The rows of full waves whole, the tiles of the others in runs of so many.

@@ -12,6 +12,7 @@
 namespace lacuna::sm90 {
 
 inline constexpr int64_t kTileKeys = 64;
+inline constexpr int64_t kClusterMax = 4;  // splits of a row that are a cluster
 
 // Rows in a line, cut into runs of tiles as long as each other, one for each SM. No run is longer
 // than a row, so that it is the end of one row and the beginning of the next at most: its parts 0
