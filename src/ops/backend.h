@@ -34,6 +34,9 @@ struct DeviceInfo {
   int compute_capability = 0;  // 90 for sm_90
   int64_t smem_optin_bytes = 0;
   int64_t l2_bytes = 0;
+  // How many clusters of 4 or 8 blocks, each of which fills an SM, run at once; asked of the driver
+  // when a plan first wants to know. Null: no clusters of this kind.
+  int64_t (*clusters_max)(int device_idx, int blocks) = nullptr;
   std::shared_ptr<const Tuning> tuning;  // null: none was given
 };
 

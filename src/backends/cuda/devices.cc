@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/attention/sparse_mla.h"
 #include "backends/cuda/backend.h"
 
 namespace lacuna::cuda {
@@ -39,13 +40,15 @@ std::vector<DeviceInfo> devices(std::string* status) {
                  std::to_string(properties.minor) + ", 8.0 or later is needed; ";
       continue;
     }
-    found.push_back({.device = {DeviceKind::kCuda, i},
-                     .name = properties.name,
-                     .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
-                     .sm_count = properties.multiProcessorCount,
-                     .compute_capability = capability,
-                     .smem_optin_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
-                     .l2_bytes = properties.l2CacheSize});
+    found.push_back(
+        {.device = {DeviceKind::kCuda, i},
+         .name = properties.name,
+         .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+         .sm_count = properties.multiProcessorCount,
+         .compute_capability = capability,
+         .smem_optin_bytes = static_cast<int64_t>(properties.sharedMemPerBlockOptin),
+         .l2_bytes = properties.l2CacheSize,
+         .clusters_max = has_two_teams(capability) ? sparse_mla_clusters_max : nullptr});
   }
   if (found.empty() && status->empty()) {
     *status = "no GPU was found";

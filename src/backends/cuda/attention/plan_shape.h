@@ -15,6 +15,10 @@ struct PlanShape {
   int64_t num_heads;
   int64_t sm_count;
   bool batch_invariant;
+  // Clusters of 4 and of 8 blocks that run at once where each block fills an SM; 0: not to be used.
+  int64_t clusters_of_4 = 0;
+  int64_t clusters_of_8 = 0;
+  bool fp8 = false;  // fp8_ds_mla, whose tiles are widened first
 };
 
 }  // namespace lacuna::cuda

@@ -138,6 +138,18 @@ __device__ inline void store_out(const SparseMlaParams& p, int64_t at, float val
   }
 }
 
+// Two neighbouring columns of sums times `factor`, from element `at` on.
+__device__ inline void store_two(const SparseMlaParams& p, int64_t at, float x, float y,
+                                 float factor) {
+  const float outs[2] = {factor == 0.0f ? 0.0f : x * factor, factor == 0.0f ? 0.0f : y * factor};
+  if (p.out_dtype == DType::kBFloat16 && is_aligned(static_cast<const Bf16*>(p.out) + at, 4)) {
+    *reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.out) + at) = pack_bf16(outs[0], outs[1]);
+    return;
+  }
+  store_out(p, at, outs[0]);
+  store_out(p, at + 1, outs[1]);
+}
+
 // Four neighbouring columns of `sums` times `factor`, from element `at` on.
 __device__ inline void store_four(const SparseMlaParams& p, int64_t at, float4 sums, float factor) {
   const float outs[4] = {

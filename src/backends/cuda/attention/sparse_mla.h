@@ -48,6 +48,8 @@ struct SplitPlan {
   int64_t num_splits;      // of every row
   int64_t keys_per_split;  // a multiple of kSplitKeys; the last split takes what remains
   int64_t rows_per_launch;
+  int64_t cluster =
+      1;  // 4, 8: the splits of a row are a cluster of so many blocks, which joins them
 };
 
 // `heads_per_block` is the kernel's: how many heads one block of threads serves.
@@ -100,8 +102,8 @@ struct SparseMlaParams {
   int64_t keys_per_split;
   int64_t first_row;  // rows of this launch begin here
   int64_t num_slots;
-  bool pairs;            // the two splits of a row run as a cluster, which joins them
-  float* partial_out;    // [slots, H, latent], not normalised
+  int32_t cluster;     // blocks of the cluster that the splits of a row are and that joins them; 1
+  float* partial_out;  // [slots, H, latent], not normalised
   float2* partial_sums;  // [slots, H]: largest score and sum of weights
 };
 
@@ -135,7 +137,7 @@ constexpr bool has_two_teams(int compute_capability) {
 }
 
 // Launches `attend`, then the combine kernel, as often as the plan wants. `can_pair`: where a row
-// has two splits and all blocks run at once, `attend` is asked to join them (params.pairs).
+// has two splits and all blocks run at once, `attend` is asked to join them (params.cluster).
 Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where,
                            int64_t heads_per_block, bool can_pair, Attend attend);
 
@@ -146,6 +148,8 @@ Status combine_splits(const SparseMlaParams& params, const DeviceInfo& device, c
 // The kernels: tensor cores for the released models' widths, and float32 for everything.
 Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device);
 Status run_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device, const Launch& where);
+// DeviceInfo::clusters_max, of sm_90 and the like: blocks of these clusters fill an SM.
+int64_t sparse_mla_clusters_max(int device_idx, int blocks);
 Status supports_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& device);
 Status run_sparse_mla_simt(const SparseMlaArgs& args, const DeviceInfo& device,
                            const Launch& where);

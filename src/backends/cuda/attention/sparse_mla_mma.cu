@@ -5,9 +5,10 @@
 // A block takes 16 heads and a split of one row's list. It is two teams of 8 warps where its shared
 // memory has room for them, else one; the teams take turns at the tiles of 32 keys, each with its
 // own softmax, and join at the end. The two splits of a row may be a cluster, whose blocks join
-// each half of the heads. Tiles come by 16-byte asynchronous copies, two ahead, into slabs of 64
-// columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at place c ^ (k & 7), so
-// that neither the copies nor ldmatrix meet a bank twice. Of a tile
+// each half of the heads; four or eight short ones may be a cluster of blocks of one team, which
+// send each other what each of them ends. Tiles come by 16-byte asynchronous copies, two ahead,
+// into slabs of 64 columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at
+// place c ^ (k & 7), so that neither the copies nor ldmatrix meet a bank twice. Of a tile
 //   copies: warp w of the team brings slab w, which it alone reads for the output, and a part of
 //     the rope for its pair. So a slab is refilled without a barrier, and tiles are awaited by
 //     pairs of warps.
@@ -20,6 +21,7 @@
 //     two bf16 numbers, what it rounds to and what is then left: one alone would be off by 2^-9,
 //     which shows where large values cancel. With fp8_ds_mla the scale of (key, column group) goes
 //     into the weight first.
+#include <atomic>
 #include <string>
 
 #include "backends/cuda/attention/sparse_mla.cuh"
@@ -359,16 +361,147 @@ __device__ void join_parts(const float4 (&values)[kParts], const float2 (&states
   }
 }
 
-template <bool kFp8, bool kHasRope, int kTeams, bool kPairs>
-__global__ __launch_bounds__(
-    kTeams* kTeamThreads,
-    kTeams == 1 ? kTeamsMax
-                : 1) void sparse_mla_mma_kernel(const __grid_constant__ SparseMlaParams p) {
-  if constexpr (kTeams > kTeamsMax) {
-    return;  // never launched
+// Clusters of blocks of one team send their sums; the pairs of two teams read each other's.
+constexpr bool sends_sums(int teams, int cluster) { return teams == 1 && cluster > 1; }
+
+// Heads of an mma fragment's half.
+constexpr int kOctet = 8;
+
+// The memory that the blocks of a cluster fill for each other, behind that of the team. Of a warp's
+// columns a row's end has 8 pieces: piece q is octet q % 2 of the heads and columns 16 (q / 2) to
+// 16 (q / 2) + 15, a float4 a thread as registers hold it. A block ends kPieces of them, which the
+// others send it, and of each block the states.
+template <class Smem, int kCluster>
+struct Inbox {
+  static constexpr int kPieces = 8 / kCluster;
+  static constexpr int kPieceBytes = kTeamThreads * 16;
+  static constexpr int kPartBytes = kPieces * kPieceBytes;  // of a sender
+  static constexpr int kBarrierAt = Smem::kBytes;
+  static constexpr int kStatesAt = kBarrierAt + 128;
+  static constexpr int kSumsAt = kStatesAt + kCluster * kHeads * 8;
+  static constexpr int kBytes = kSumsAt + (kCluster - 1) * kPartBytes;
+
+  // Where thread `thread` finds its float4 of a piece: its own is in the warp's slab, those of the
+  // others are here in their order.
+  __device__ static int sums_at(int part, int rank, int piece, int thread) {
+    return part == rank
+               ? Smem::kTileAt + thread / kWarp * kSlabBytes + (piece * kWarp + thread % kWarp) * 16
+               : kSumsAt + (part < rank ? part : part - 1) * kPartBytes + piece * kPieceBytes +
+                     thread * 16;
   }
+  __device__ static int state_at(int part, int head) {
+    return kStatesAt + (part * kHeads + head) * 8;
+  }
+};
+
+// What a block of a cluster that sends its sums is to end. All splits of a row are one cluster.
+struct ClusterPlace {
+  int rank;
+  int32_t row;
+  int first_head;
+  int octets;  // of heads that exist
+
+  __device__ ClusterPlace(const SparseMlaParams& p, int cluster) {
+    const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
+    const int index = static_cast<int>(blockIdx.x) / cluster;
+    rank = static_cast<int>(blockIdx.x) - index * cluster;
+    row = index / head_blocks;
+    first_head = (index - row * head_blocks) * kHeads;
+    row += static_cast<int32_t>(p.first_row);
+    octets = p.num_heads - first_head > kOctet ? 2 : 1;
+  }
+};
+
+template <class Smem, int kCluster>
+__device__ void open_inbox(const ClusterPlace& place, uint32_t smem) {
+  using Box = Inbox<Smem, kCluster>;
+  if (threadIdx.x == 0) {
+    int bytes = kCluster * kHeads * 8;
+#pragma unroll
+    for (int piece = 0; piece < Box::kPieces; ++piece) {
+      if ((place.rank * Box::kPieces + piece) % 2 < place.octets) {
+        bytes += (kCluster - 1) * Box::kPieceBytes;
+      }
+    }
+    expect_bytes(smem + Box::kBarrierAt, bytes);
+  }
+}
+
+template <class Smem, int kCluster>
+__device__ void send_sums(const ClusterPlace& place, char* smem, const float (&out)[8][4],
+                          const float (&max)[2], const float (&sum)[2]) {
+  using Box = Inbox<Smem, kCluster>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane_idx = thread % kWarp;
+  const uint32_t box = smem_address(smem);
+  const float total[2] = {reduce_warp(sum[0], Sum()), reduce_warp(sum[1], Sum())};
+  cluster_wait();  // every inbox is open
+  if (lane_idx < kCluster) {
+    const int head = thread / kWarp * 2;
+    cluster_send(cluster_address(box + Box::state_at(place.rank, head), lane_idx),
+                 {max[0], total[0], max[1], total[1]},
+                 cluster_address(box + Box::kBarrierAt, lane_idx));
+  }
+#pragma unroll
+  for (int q = 0; q < 8; ++q) {
+    if (q % 2 >= place.octets) {
+      continue;
+    }
+    const int to = q / Box::kPieces;
+    const int from = Box::sums_at(place.rank, to, q % Box::kPieces, thread);
+    const float(&a)[4] = out[q / 2 * 2];
+    const float(&b)[4] = out[q / 2 * 2 + 1];
+    const float4 values =
+        q % 2 == 0 ? make_float4(a[0], a[1], b[0], b[1]) : make_float4(a[2], a[3], b[2], b[3]);
+    if (to == place.rank) {
+      *reinterpret_cast<float4*>(smem + from) = values;
+    } else {
+      cluster_send(cluster_address(box + from, to), values,
+                   cluster_address(box + Box::kBarrierAt, to));
+    }
+  }
+}
+
+// A thread ends its float4 of each of the block's pieces, once all is there. It may leave then:
+// what it sent came from registers.
+template <class Smem, int kCluster>
+__device__ void end_row(const SparseMlaParams& p, const ClusterPlace& place, const char* smem) {
+  using Box = Inbox<Smem, kCluster>;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane_idx = thread % kWarp;
+  await_bytes(smem_address(smem) + Box::kBarrierAt);
+#pragma unroll
+  for (int piece = 0; piece < Box::kPieces; ++piece) {
+    const int q = place.rank * Box::kPieces + piece;
+    const int head_idx = q % 2 * kOctet + lane_idx / 4;
+    const int head = place.first_head + head_idx;
+    if (head >= p.num_heads) {
+      continue;
+    }
+    float2 states[kCluster];
+    float4 values[kCluster];
+#pragma unroll
+    for (int part = 0; part < kCluster; ++part) {
+      states[part] = *reinterpret_cast<const float2*>(smem + Box::state_at(part, head_idx));
+      values[part] =
+          *reinterpret_cast<const float4*>(smem + Box::sums_at(part, place.rank, piece, thread));
+    }
+    float4 value;
+    float2 state;
+    join_parts(values, states, value, state);
+    const int column = thread / kWarp * 64 + q / 2 * 16 + lane_idx % 4 * 2;
+    const float factor = finish_head(p, place.row, head, state.x, state.y, column == 0);
+    const int64_t at = place.row * p.out_strides[0] + head * p.out_strides[1] + column;
+    store_two(p, at, value.x, value.y, factor);
+    store_two(p, at + 8, value.z, value.w, factor);
+  }
+}
+
+// A block's split of a row. Where clusters send their sums, their end is left to end_row().
+template <bool kFp8, bool kHasRope, int kTeams, int kCluster>
+__device__ __forceinline__ void attend_split(const SparseMlaParams& p, char* block_smem) {
+  constexpr bool kPairs = kCluster > 1 && !sends_sums(kTeams, kCluster);
   using Smem = Layout<kFp8, kHasRope, kTeams>;
-  extern __shared__ __align__(128) char block_smem[];
   const int team = kTeams == 1 ? 0 : static_cast<int>(threadIdx.x) / kTeamThreads;
   const int warp_idx = static_cast<int>(threadIdx.x) / kWarp % kLatentSlabs;  // of the team
   const int lane_idx = static_cast<int>(threadIdx.x) % kWarp;
@@ -383,14 +516,14 @@ __global__ __launch_bounds__(
 
   prefetch_params(p);
   const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
-  // The blocks of a pair are neighbours: the two splits of a row, for the same heads.
-  const int index = static_cast<int>(blockIdx.x) / (kPairs ? 2 : 1);
+  // The blocks of a cluster are neighbours: the splits of a row, for the same heads.
+  const int index = static_cast<int>(blockIdx.x) / kCluster;
   const int unit = index / head_blocks;
-  const int item = kPairs ? 2 * unit + static_cast<int>(blockIdx.x) % 2 : unit;
+  const int item = unit * kCluster + static_cast<int>(blockIdx.x) % kCluster;
   const int first_head = (index - unit * head_blocks) * kHeads;
   const uint32_t query_at = smem_at + Smem::kScoresAt;
   // What parameters alone say is worked out, and asked of L2, before the predecessor ends.
-  const bool is_planned = kPairs || p.schedule == nullptr;
+  const bool is_planned = kCluster > 1 || p.schedule == nullptr;
   SplitTask task = {};
   if (is_planned) {
     task = cut_task(p, item);
@@ -703,6 +836,11 @@ __global__ __launch_bounds__(
     }
   }
 
+  if constexpr (sends_sums(kTeams, kCluster)) {
+    send_sums<Smem, kCluster>(ClusterPlace(p, kCluster), block_smem, out, max, sum);
+    return;
+  }
+
   // A team leaves its sums in shared memory, where tiles were. One without tiles does so only in a
   // pair, which reads the parts of all teams.
   if (kPairs || team == 0 || num_tiles > 0) {
@@ -781,30 +919,59 @@ __global__ __launch_bounds__(
   }
 }
 
-template <bool kFp8, bool kHasRope, int kTeams, bool kPairs>
+template <bool kFp8, bool kHasRope, int kTeams, int kCluster>
+__global__ __launch_bounds__(
+    kTeams* kTeamThreads,
+    kTeams == 1 ? kTeamsMax
+                : 1) void sparse_mla_mma_kernel(const __grid_constant__ SparseMlaParams p) {
+  if constexpr (kTeams > kTeamsMax || (kCluster > 1 && kTeamsMax == 1)) {
+    return;  // never launched
+  }
+  extern __shared__ __align__(128) char block_smem[];
+  if constexpr (sends_sums(kTeams, kCluster)) {
+    using Smem = Layout<kFp8, kHasRope, kTeams>;
+    const ClusterPlace place(p, kCluster);
+    open_inbox<Smem, kCluster>(place, smem_address(block_smem));
+    cluster_arrive();
+    attend_split<kFp8, kHasRope, kTeams, kCluster>(p, block_smem);
+    end_row<Smem, kCluster>(p, place, block_smem);
+  } else {
+    attend_split<kFp8, kHasRope, kTeams, kCluster>(p, block_smem);
+  }
+}
+
+template <bool kFp8, bool kHasRope, int kTeams, int kCluster>
 Status launch_mma(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                   int64_t blocks) {
-  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope, kTeams, kPairs>,
+  using Smem = Layout<kFp8, kHasRope, kTeams>;
+  int64_t bytes = kTeams * Smem::kBytes;
+  if constexpr (sends_sums(kTeams, kCluster)) {
+    bytes = Inbox<Smem, kCluster>::kBytes;
+  }
+  return launch("cuda/sparse_mla_mma", sparse_mla_mma_kernel<kFp8, kHasRope, kTeams, kCluster>,
                 device, where,
                 {.grid = dim3(static_cast<unsigned>(blocks)),
                  .block = dim3(kTeams * kTeamThreads),
-                 .smem_bytes = kTeams * Layout<kFp8, kHasRope, kTeams>::kBytes,
-                 .cluster = kPairs ? 2 : 1,
+                 .smem_bytes = bytes,
+                 .cluster = kCluster,
                  .pdl = true},
                 params);
 }
 
 // Two teams a block where one wave serves all rows; for more, blocks of one team, two an SM where
-// they have room, so that one's start and end are beside the other's tiles.
+// they have room, so that one's start and end are beside the other's tiles. Blocks of clusters of
+// four and eight are one team each, and fill an SM: such calls have few tiles a block.
 template <bool kFp8, bool kHasRope>
 Status launch_teams(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                     int64_t blocks) {
   const int64_t units = params.num_rows * ceil_div(params.num_heads, kHeads);
   const bool two_teams = has_two_teams(device.compute_capability) &&
                          (params.batch_invariant || units <= device.sm_count);
-  const auto run = params.pairs ? launch_mma<kFp8, kHasRope, 2, true>
-                   : two_teams  ? launch_mma<kFp8, kHasRope, 2, false>
-                                : launch_mma<kFp8, kHasRope, 1, false>;
+  const auto run = params.cluster == 8   ? launch_mma<kFp8, kHasRope, 1, 8>
+                   : params.cluster == 4 ? launch_mma<kFp8, kHasRope, 1, 4>
+                   : params.cluster == 2 ? launch_mma<kFp8, kHasRope, 2, 2>
+                   : two_teams           ? launch_mma<kFp8, kHasRope, 2, 1>
+                                         : launch_mma<kFp8, kHasRope, 1, 1>;
   return run(params, device, where, blocks);
 }
 
@@ -816,7 +983,47 @@ Status attend_mma(const SparseMlaParams& params, const DeviceInfo& device, const
   return run(params, device, where, blocks);
 }
 
+template <int kCluster>
+int64_t ask_clusters_max(int device_idx) {
+  const auto kernel = sparse_mla_mma_kernel<false, true, 1, kCluster>;
+  using Box = Inbox<Layout<false, true, 1>, kCluster>;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = kCluster;
+  attribute.val.clusterDim.y = 1;
+  attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kCluster);
+  config.blockDim = dim3(kTeamThreads);
+  config.dynamicSmemBytes = Box::kBytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  const bool told =
+      cudaSetDevice(device_idx) == cudaSuccess &&
+      allow_smem(reinterpret_cast<const void*>(kernel), device_idx, Box::kBytes).ok() &&
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) == cudaSuccess;
+  cudaGetLastError();
+  return told ? count : 0;
+}
+
 }  // namespace
+
+int64_t sparse_mla_clusters_max(int device_idx, int blocks) {
+  constexpr int kDevices = 64;
+  static std::atomic<int64_t> known[kDevices][2];  // one more than it; 0: not yet asked
+  if (device_idx < 0 || device_idx >= kDevices || (blocks != 4 && blocks != 8)) {
+    return 0;
+  }
+  std::atomic<int64_t>& count = known[device_idx][blocks == 8 ? 1 : 0];
+  if (count == 0) {
+    int current = 0;
+    cudaGetDevice(&current);
+    count = 1 + (blocks == 8 ? ask_clusters_max<8>(device_idx) : ask_clusters_max<4>(device_idx));
+    cudaSetDevice(current);
+  }
+  return count - 1;
+}
 
 Status supports_sparse_mla_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
   const KvLayout& layout = args.kv.layout;

@@ -19,6 +19,23 @@ constexpr int64_t kGridXMax = std::numeric_limits<int32_t>::max();
 // Tiles that end beyond a list still count in 32 bits.
 constexpr int64_t kListWidthMax = int64_t{1} << 30;
 
+// What a call takes in nanoseconds, for the choice between clusters and the combine kernel: H200,
+// 16 heads of 576, cold, 2026-12-01 (docs/kernels/cuda_sparse_mla.md). A cluster's blocks are of
+// one team, which is slower at its tiles.
+constexpr int64_t kClusterNs = 3300;
+constexpr int64_t kClusterTileNs = 1300;
+constexpr int64_t kClusterFp8TileNs = 1600;
+constexpr int64_t kClusterBlockNs = 13;
+constexpr int64_t kClusterKeysMax = 384;  // of a block; for longer ones the model is too coarse
+// Other blocks, with one tile each. More of them than half of the SMs have no room beside those of
+// the next call.
+constexpr int64_t kSplitNs = 5000;
+constexpr int64_t kSplitBlockNs = 21;
+constexpr int64_t kManySplitsNs = 7700;
+constexpr int64_t kSplitKeyNs = 43;
+constexpr int64_t kSplitLongKeys = 256;  // from here on memory is what is waited for
+constexpr int64_t kSplitLongKeyNs = 36;
+
 constexpr int64_t round_up(int64_t count, int64_t tile) { return ceil_div(count, tile) * tile; }
 
 // Blocks of threads that one wave holds: an SM is full with one of the tensor core kernel, with two
@@ -41,6 +58,36 @@ int64_t keys_per_split_min(int64_t keys) {
   return std::max(kSplitKeys, round_up(ceil_div(keys, kSplitsMax), kSplitKeys));
 }
 
+int64_t split_ns(const PlanShape& shape, int64_t blocks, int64_t keys_per_split) {
+  return (2 * blocks <= shape.sm_count ? kSplitNs + kSplitBlockNs * blocks : kManySplitsNs) +
+         kSplitKeyNs * (std::min(keys_per_split, kSplitLongKeys) - kSplitKeys) +
+         kSplitLongKeyNs * std::max<int64_t>(0, keys_per_split - kSplitLongKeys);
+}
+
+// `plan`, or clusters where all of them run at once and are the faster.
+SplitPlan plan_clusters(const PlanShape& shape, const SplitPlan& plan, int64_t units,
+                        int64_t keys) {
+  SplitPlan best = plan;
+  int64_t best_ns = split_ns(shape, product(units, plan.num_splits), plan.keys_per_split);
+  for (const int64_t cluster : {4, 8}) {
+    const int64_t keys_per_split = round_up(ceil_div(keys, cluster), kSplitKeys);
+    if (units > (cluster == 4 ? shape.clusters_of_4 : shape.clusters_of_8) ||
+        keys_per_split > kClusterKeysMax) {
+      continue;
+    }
+    const int64_t tile_ns = shape.fp8 ? kClusterFp8TileNs : kClusterTileNs;
+    const int64_t ns =
+        kClusterNs + tile_ns * (keys_per_split / kSplitKeys) + kClusterBlockNs * units * cluster;
+    if (ns < best_ns) {
+      best_ns = ns;
+      best.num_splits = cluster;
+      best.keys_per_split = keys_per_split;
+      best.cluster = cluster;
+    }
+  }
+  return best;
+}
+
 // Whether the two splits of every row can be a cluster: all blocks run at once. Not with
 // batch_invariant: pairs join in another order than the combine kernel, and whether rows run in
 // pairs follows their number.
@@ -60,7 +107,7 @@ std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
   const bool pairs =
       has_two_teams(device.compute_capability) && can_be_pairs(shape, plan, kPlanHeads);
   return describe_cut(plan.num_splits, plan.keys_per_split) +
-         (pairs ? ", joined in clusters" : "") + where +
+         (pairs || plan.cluster > 1 ? ", joined in clusters" : "") + where +
          (args.batch_invariant ? ": batch_invariant, by the list width alone" : "");
 }
 
@@ -114,7 +161,10 @@ SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
       best.keys_per_split = keys_per_split;
     }
   }
-  return best;
+  // Only the tensor core kernel has clusters.
+  return heads_per_block == kPlanHeads && best.num_splits > 1
+             ? plan_clusters(shape, best, blocks, keys)
+             : best;
 }
 
 int64_t balanced_parts(const PlanShape& shape) {
@@ -152,12 +202,18 @@ int64_t partial_heads_max(const PlanShape& shape) {
 
 PlanShape plan_shape(const SparseMlaArgs& args, const DeviceInfo& device) {
   const int64_t width = args.indices.shape[1];
+  const auto clusters_max = [&](int blocks) {
+    return device.clusters_max == nullptr ? 0 : device.clusters_max(device.device.index, blocks);
+  };
   return {.num_rows = args.out.shape[0],
           .list_width = width,
           .count_max = args.valid_count_max < 0 ? width : std::min(width, args.valid_count_max),
           .num_heads = args.out.shape[1],
           .sm_count = device.sm_count,
-          .batch_invariant = args.batch_invariant};
+          .batch_invariant = args.batch_invariant,
+          .clusters_of_4 = clusters_max(4),
+          .clusters_of_8 = clusters_max(8),
+          .fp8 = args.kv.layout.format == KvFormat::kFp8DsMla};
 }
 
 int64_t sparse_mla_workspace_bytes(const SparseMlaArgs& args, const DeviceInfo& device) {
@@ -273,12 +329,15 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   params.num_splits = static_cast<int32_t>(plan.num_splits);
   params.keys_per_split = plan.keys_per_split;
-  params.pairs = can_pair && can_be_pairs(shape, plan, heads_per_block);
+  params.cluster = static_cast<int32_t>(plan.cluster);
+  if (can_pair && can_be_pairs(shape, plan, heads_per_block)) {
+    params.cluster = 2;
+  }
   for (int64_t first = 0; first < shape.num_rows; first += plan.rows_per_launch) {
     const int64_t rows = std::min(plan.rows_per_launch, shape.num_rows - first);
     params.first_row = first;
     LACUNA_RETURN_IF_ERROR(attend(params, device, where, rows * plan.num_splits * blocks_per_item));
-    if (plan.num_splits > 1 && !params.pairs) {
+    if (plan.num_splits > 1 && params.cluster == 1) {
       LACUNA_RETURN_IF_ERROR(combine_splits(params, device, where, rows));
     }
   }
