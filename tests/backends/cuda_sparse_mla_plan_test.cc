@@ -57,7 +57,8 @@ TEST(SparseMlaPlan, CoversEachKeyOnceAndRunsClustersAtOnce) {
               ASSERT_GE(plan.num_splits * plan.keys_per_split, count_max);
               ASSERT_EQ(plan.keys_per_split % kSplitKeys, 0);
               ASSERT_LE(plan.num_splits, kSplitsMax);
-              const int64_t units = rows * ceil_div(heads, kPlanHeads);
+              ASSERT_TRUE(plan.block_heads == kPlanHeads || plan.block_heads == 8);
+              const int64_t units = rows * ceil_div(heads, plan.block_heads);
               if (plan.cluster == 1) {
                 // No split is empty.
                 ASSERT_LT((plan.num_splits - 1) * plan.keys_per_split,
@@ -93,6 +94,20 @@ TEST(SparseMlaPlan, TakesClustersWhereTheyWereFaster) {
   EXPECT_EQ(cluster_of(h200(30, 2048)), 1);
   EXPECT_EQ(cluster_of(h200(32, 128)), 1) << "30 clusters run at once";
   EXPECT_EQ(cluster_of(h200(1, 32)), 1) << "one tile";
+}
+
+TEST(SparseMlaPlan, GivesABlockEightHeadsWhereThatEndsSooner) {
+  const auto block_heads = [](const PlanShape& shape) {
+    return plan_splits(shape, kPlanHeads).block_heads;
+  };
+  EXPECT_EQ(block_heads(h200(1, 128)), 8);
+  EXPECT_EQ(block_heads(h200(15, 128)), 8);
+  EXPECT_EQ(block_heads(h200(7, 128, 32)), 8);
+  EXPECT_EQ(block_heads(h200(1, 640)), 8) << "40 blocks, no cluster";
+  EXPECT_EQ(block_heads(h200(16, 128)), kPlanHeads) << "32 clusters would not run at once";
+  EXPECT_EQ(block_heads(h200(1, 2048)), kPlanHeads) << "128 blocks leave the next call no room";
+  EXPECT_EQ(block_heads(h200(1, 128, 8)), kPlanHeads) << "nothing to save";
+  EXPECT_EQ(block_heads(h200(64, 2048)), kPlanHeads);
 }
 
 TEST(SparseMlaPlan, TakesFewerClustersWhereTilesAreWidened) {
@@ -137,12 +152,13 @@ TEST(SparseMlaPlan, SaysWhetherSplitsAreJoinedInClusters) {
                        .compute_capability = 90,
                        .smem_optin_bytes = 227 * 1024,
                        .clusters_max = [](int, int blocks) -> int64_t { return 120 / blocks; }};
-  EXPECT_EQ(detail(device, 1, 128), "splits of 32 keys, 4 a row, joined in clusters, on 132 SMs");
+  EXPECT_EQ(detail(device, 1, 128),
+            "splits of 32 keys, 4 a row, joined in clusters, 8 heads a block, on 132 SMs");
   EXPECT_EQ(detail(device, 8, 640), "splits of 96 keys, 8 a row, joined in clusters, on 132 SMs");
   EXPECT_EQ(detail(device, 64, 2048),
             "splits of 1024 keys, 2 a row, joined in clusters, on 132 SMs");
   device.clusters_max = nullptr;
-  EXPECT_EQ(detail(device, 1, 128), "splits of 32 keys, 4 a row, on 132 SMs");
+  EXPECT_EQ(detail(device, 1, 128), "splits of 32 keys, 4 a row, 8 heads a block, on 132 SMs");
 }
 
 }  // namespace

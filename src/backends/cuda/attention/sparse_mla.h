@@ -48,8 +48,9 @@ struct SplitPlan {
   int64_t num_splits;      // of every row
   int64_t keys_per_split;  // a multiple of kSplitKeys; the last split takes what remains
   int64_t rows_per_launch;
-  int64_t cluster =
-      1;  // 4, 8: the splits of a row are a cluster of so many blocks, which joins them
+  // 4, 8: the splits of a row are a cluster of so many blocks, which joins them.
+  int64_t cluster = 1;
+  int64_t block_heads = kPlanHeads;  // heads that a block serves
 };
 
 // `heads_per_block` is the kernel's: how many heads one block of threads serves.
@@ -102,8 +103,9 @@ struct SparseMlaParams {
   int64_t keys_per_split;
   int64_t first_row;  // rows of this launch begin here
   int64_t num_slots;
-  int32_t cluster;     // blocks of the cluster that the splits of a row are and that joins them; 1
-  float* partial_out;  // [slots, H, latent], not normalised
+  int32_t block_heads;  // heads that a block serves, by the plan
+  int32_t cluster;      // blocks of the cluster that the splits of a row are and that joins them; 1
+  float* partial_out;   // [slots, H, latent], not normalised
   float2* partial_sums;  // [slots, H]: largest score and sum of weights
 };
 

@@ -2,13 +2,14 @@
 // 64 or none, bf16 queries, caches of bf16 or fp8_ds_mla. Memory-bound: what counts is that the
 // gather never stops.
 //
-// A block takes 16 heads and a split of one row's list. It is two teams of 8 warps where its shared
-// memory has room for them, else one; the teams take turns at the tiles of 32 keys, each with its
-// own softmax, and join at the end. The two splits of a row may be a cluster, whose blocks join
-// each half of the heads; four or eight short ones may be a cluster of blocks of one team, which
-// send each other what each of them ends. Tiles come by 16-byte asynchronous copies, two ahead,
-// into slabs of 64 columns: key k of slab s lies at s * 4096 + k * 128, its 16-byte chunk c at
-// place c ^ (k & 7), so that neither the copies nor ldmatrix meet a bank twice. Of a tile
+// A block takes 16 heads, or 8 where that ends sooner, and a split of one row's list. It is two
+// teams of 8 warps where its shared memory has room for them, else one; the teams take turns at the
+// tiles of 32 keys, each with its own softmax, and join at the end. The two splits of a row may be
+// a cluster, whose blocks join each half of the heads; four or eight short ones may be a cluster of
+// blocks of one team, which send each other what each of them ends. Tiles come by 16-byte
+// asynchronous copies, two ahead, into slabs of 64 columns: key k of slab s lies at s * 4096 + k *
+// 128, its 16-byte chunk c at place c ^ (k & 7), so that neither the copies nor ldmatrix meet a
+// bank twice. Of a tile
 //   copies: warp w of the team brings slab w, which it alone reads for the output, and a part of
 //     the rope for its pair. So a slab is refilled without a barrier, and tiles are awaited by
 //     pairs of warps.
@@ -295,7 +296,7 @@ class Query {
     const int chunk = thread % 8;
     const int head = thread / 8 % kHeads;
     const int slab = thread / (8 * kHeads);  // and two on
-    exists_ = first_head + head < p.num_heads;
+    exists_ = head < p.block_heads && first_head + head < p.num_heads;
     const int64_t at = exists_ ? first_head + head : 0;
     to_ = smem + slab * kQuerySlabBytes + chunk_at(head, chunk);
     latent_ = static_cast<const Bf16*>(p.q_nope) + row * p.q_nope_strides[0] +
@@ -399,16 +400,16 @@ struct ClusterPlace {
   int rank;
   int32_t row;
   int first_head;
-  int octets;  // of heads that exist
+  int octets;  // of heads that the block serves
 
   __device__ ClusterPlace(const SparseMlaParams& p, int cluster) {
-    const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
+    const int head_blocks = (p.num_heads + p.block_heads - 1) / p.block_heads;
     const int index = static_cast<int>(blockIdx.x) / cluster;
     rank = static_cast<int>(blockIdx.x) - index * cluster;
     row = index / head_blocks;
-    first_head = (index - row * head_blocks) * kHeads;
+    first_head = (index - row * head_blocks) * p.block_heads;
     row += static_cast<int32_t>(p.first_row);
-    octets = p.num_heads - first_head > kOctet ? 2 : 1;
+    octets = min(p.num_heads - first_head, p.block_heads) > kOctet ? 2 : 1;
   }
 };
 
@@ -475,7 +476,7 @@ __device__ void end_row(const SparseMlaParams& p, const ClusterPlace& place, con
     const int q = place.rank * Box::kPieces + piece;
     const int head_idx = q % 2 * kOctet + lane_idx / 4;
     const int head = place.first_head + head_idx;
-    if (head >= p.num_heads) {
+    if (q % 2 >= place.octets || head >= p.num_heads) {
       continue;
     }
     float2 states[kCluster];
@@ -515,12 +516,12 @@ __device__ __forceinline__ void attend_split(const SparseMlaParams& p, char* blo
   const uint32_t smem_at = smem_address(smem);
 
   prefetch_params(p);
-  const int head_blocks = (p.num_heads + kHeads - 1) / kHeads;
+  const int head_blocks = (p.num_heads + p.block_heads - 1) / p.block_heads;
   // The blocks of a cluster are neighbours: the splits of a row, for the same heads.
   const int index = static_cast<int>(blockIdx.x) / kCluster;
   const int unit = index / head_blocks;
   const int item = unit * kCluster + static_cast<int>(blockIdx.x) % kCluster;
-  const int first_head = (index - unit * head_blocks) * kHeads;
+  const int first_head = (index - unit * head_blocks) * p.block_heads;
   const uint32_t query_at = smem_at + Smem::kScoresAt;
   // What parameters alone say is worked out, and asked of L2, before the predecessor ends.
   const bool is_planned = kCluster > 1 || p.schedule == nullptr;
@@ -880,7 +881,7 @@ __device__ __forceinline__ void attend_split(const SparseMlaParams& p, char* blo
   for (int i = 0; i < kBlockHeads; i += kHeadsAtOnce) {
     const int head_idx = rank * kBlockHeads + i + static_cast<int>(threadIdx.x) / (kLatent / 4);
     const int head = kept->first_head + head_idx;
-    if (head >= p.num_heads) {
+    if (head_idx >= p.block_heads || head >= p.num_heads) {
       continue;
     }
     const char* const own_sums = block_smem + (head_idx * kSumPitch + column) * 4;
@@ -964,7 +965,7 @@ Status launch_mma(const SparseMlaParams& params, const DeviceInfo& device, const
 template <bool kFp8, bool kHasRope>
 Status launch_teams(const SparseMlaParams& params, const DeviceInfo& device, const Launch& where,
                     int64_t blocks) {
-  const int64_t units = params.num_rows * ceil_div(params.num_heads, kHeads);
+  const int64_t units = params.num_rows * ceil_div(params.num_heads, params.block_heads);
   const bool two_teams = has_two_teams(device.compute_capability) &&
                          (params.batch_invariant || units <= device.sm_count);
   const auto run = params.cluster == 8   ? launch_mma<kFp8, kHasRope, 1, 8>

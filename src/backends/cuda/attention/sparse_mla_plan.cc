@@ -20,13 +20,16 @@ constexpr int64_t kGridXMax = std::numeric_limits<int32_t>::max();
 constexpr int64_t kListWidthMax = int64_t{1} << 30;
 
 // What a call takes in nanoseconds, for the choice between clusters and the combine kernel: H200,
-// 16 heads of 576, cold, 2026-12-01 (docs/kernels/cuda_sparse_mla.md). A cluster's blocks are of
-// one team, which is slower at its tiles.
-constexpr int64_t kClusterNs = 3300;
-constexpr int64_t kClusterTileNs = 1300;
-constexpr int64_t kClusterFp8TileNs = 1600;
-constexpr int64_t kClusterBlockNs = 13;
+// 8 and 16 heads of 576, cold, 2026-12-01 (docs/kernels/cuda_sparse_mla.md). A cluster's blocks are
+// of one team, which is slower at its tiles; eight heads have half as much to send.
+constexpr int64_t kClusterNs = 3500;
+constexpr int64_t kClusterOf4Octet = 2750;  // instead, for 8 heads a block
+constexpr int64_t kClusterOf8Octet = 3150;
+constexpr int64_t kClusterTileNs = 1250;
+constexpr int64_t kClusterFp8TileNs = 1550;
+constexpr int64_t kClusterBlockNs = 10;
 constexpr int64_t kClusterKeysMax = 384;  // of a block; for longer ones the model is too coarse
+constexpr int64_t kOctet = 8;             // heads; fewer a block save nothing
 // Other blocks, with one tile each. More of them than half of the SMs have no room beside those of
 // the next call.
 constexpr int64_t kSplitNs = 5000;
@@ -64,25 +67,42 @@ int64_t split_ns(const PlanShape& shape, int64_t blocks, int64_t keys_per_split)
          kSplitLongKeyNs * std::max<int64_t>(0, keys_per_split - kSplitLongKeys);
 }
 
-// `plan`, or clusters where all of them run at once and are the faster.
-SplitPlan plan_clusters(const PlanShape& shape, const SplitPlan& plan, int64_t units,
-                        int64_t keys) {
+int64_t cluster_ns(const PlanShape& shape, int64_t cluster, int64_t block_heads, int64_t units,
+                   int64_t keys_per_split) {
+  const bool octet = std::min(block_heads, shape.num_heads) <= kOctet;
+  const int64_t ends = !octet ? kClusterNs : cluster == 4 ? kClusterOf4Octet : kClusterOf8Octet;
+  const int64_t tile = shape.fp8 ? kClusterFp8TileNs : kClusterTileNs;
+  return ends + tile * (keys_per_split / kSplitKeys) + kClusterBlockNs * units * cluster;
+}
+
+// `plan`, or clusters where all of them run at once and are the faster. Few blocks serve 8 heads
+// each.
+SplitPlan plan_few_rows(const PlanShape& shape, const SplitPlan& plan, int64_t keys) {
   SplitPlan best = plan;
-  int64_t best_ns = split_ns(shape, product(units, plan.num_splits), plan.keys_per_split);
+  const int64_t blocks =
+      product(shape.num_rows, product(head_blocks(shape, kPlanHeads), plan.num_splits));
+  int64_t best_ns = split_ns(shape, blocks, plan.keys_per_split);
+  const int64_t octet_blocks =
+      product(shape.num_rows, product(head_blocks(shape, kOctet), plan.num_splits));
+  if (shape.num_heads > kOctet && 2 * octet_blocks <= shape.sm_count) {
+    best.block_heads = kOctet;
+  }
   for (const int64_t cluster : {4, 8}) {
     const int64_t keys_per_split = round_up(ceil_div(keys, cluster), kSplitKeys);
-    if (units > (cluster == 4 ? shape.clusters_of_4 : shape.clusters_of_8) ||
-        keys_per_split > kClusterKeysMax) {
-      continue;
-    }
-    const int64_t tile_ns = shape.fp8 ? kClusterFp8TileNs : kClusterTileNs;
-    const int64_t ns =
-        kClusterNs + tile_ns * (keys_per_split / kSplitKeys) + kClusterBlockNs * units * cluster;
-    if (ns < best_ns) {
-      best_ns = ns;
-      best.num_splits = cluster;
-      best.keys_per_split = keys_per_split;
-      best.cluster = cluster;
+    const int64_t units_max = cluster == 4 ? shape.clusters_of_4 : shape.clusters_of_8;
+    for (const int64_t block_heads : {kPlanHeads, kOctet}) {
+      const int64_t units = product(shape.num_rows, head_blocks(shape, block_heads));
+      if (units > units_max || keys_per_split > kClusterKeysMax) {
+        continue;
+      }
+      const int64_t ns = cluster_ns(shape, cluster, block_heads, units, keys_per_split);
+      if (ns < best_ns) {
+        best_ns = ns;
+        best.num_splits = cluster;
+        best.keys_per_split = keys_per_split;
+        best.cluster = cluster;
+        best.block_heads = block_heads;
+      }
     }
   }
   return best;
@@ -107,7 +127,8 @@ std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
   const bool pairs =
       has_two_teams(device.compute_capability) && can_be_pairs(shape, plan, kPlanHeads);
   return describe_cut(plan.num_splits, plan.keys_per_split) +
-         (pairs || plan.cluster > 1 ? ", joined in clusters" : "") + where +
+         (pairs || plan.cluster > 1 ? ", joined in clusters" : "") +
+         (plan.block_heads == kOctet ? ", 8 heads a block" : "") + where +
          (args.batch_invariant ? ": batch_invariant, by the list width alone" : "");
 }
 
@@ -135,14 +156,16 @@ SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
     const int64_t slots = partial_heads_max(shape) / std::max<int64_t>(1, shape.num_heads);
     return {.num_splits = splits,
             .keys_per_split = keys,
-            .rows_per_launch = splits == 1 ? shape.num_rows : std::max<int64_t>(1, slots / splits)};
+            .rows_per_launch = splits == 1 ? shape.num_rows : std::max<int64_t>(1, slots / splits),
+            .block_heads = heads_per_block};
   }
   const int64_t keys = std::max<int64_t>(1, std::min(shape.list_width, shape.count_max));
   const int64_t blocks = product(shape.num_rows, head_blocks(shape, heads_per_block));
   const int64_t wave = wave_blocks(shape, heads_per_block);
   SplitPlan best = {.num_splits = 1,
                     .keys_per_split = round_up(keys, kSplitKeys),
-                    .rows_per_launch = shape.num_rows};
+                    .rows_per_launch = shape.num_rows,
+                    .block_heads = heads_per_block};
   int64_t best_cost = std::numeric_limits<int64_t>::max();
   for (int64_t splits = 1; splits <= kSplitsMax; ++splits) {
     // More than one wave is never worth a cut, so that the partial states have a bound.
@@ -161,10 +184,9 @@ SplitPlan plan_splits(const PlanShape& shape, int64_t heads_per_block) {
       best.keys_per_split = keys_per_split;
     }
   }
-  // Only the tensor core kernel has clusters.
-  return heads_per_block == kPlanHeads && best.num_splits > 1
-             ? plan_clusters(shape, best, blocks, keys)
-             : best;
+  // Only the tensor core kernel has clusters, and blocks of fewer heads.
+  return heads_per_block == kPlanHeads && best.num_splits > 1 ? plan_few_rows(shape, best, keys)
+                                                              : best;
 }
 
 int64_t balanced_parts(const PlanShape& shape) {
@@ -231,7 +253,8 @@ Status check_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   const int64_t items =
       scheduled ? scheduled_tasks_max(shape) : product(shape.num_rows, plan.num_splits);
-  const int64_t blocks = product(items, head_blocks(shape, heads_per_block));
+  const int64_t blocks =
+      product(items, head_blocks(shape, scheduled ? heads_per_block : plan.block_heads));
   if (blocks > kGridXMax || shape.list_width > kListWidthMax) {
     return unsupported("q: " + std::to_string(shape.num_rows) + " rows of " +
                        std::to_string(shape.num_heads) + " heads and lists of " +
@@ -318,17 +341,18 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   params.partial_sums = workspace.take<float2>(partials);
   params.num_slots = partials / shape.num_heads;
 
-  const int64_t blocks_per_item = head_blocks(shape, heads_per_block);
   if (is_scheduled(args)) {
     params.schedule = static_cast<const int4*>(args.schedule.data);
-    LACUNA_RETURN_IF_ERROR(
-        attend(params, device, where, scheduled_tasks_max(shape) * blocks_per_item));
+    params.block_heads = static_cast<int32_t>(heads_per_block);
+    LACUNA_RETURN_IF_ERROR(attend(
+        params, device, where, scheduled_tasks_max(shape) * head_blocks(shape, heads_per_block)));
     const int64_t slots = scheduled_slots_max(shape);
     return partials == 0 ? ok_status() : combine_splits(params, device, where, slots);
   }
   const SplitPlan plan = plan_splits(shape, heads_per_block);
   params.num_splits = static_cast<int32_t>(plan.num_splits);
   params.keys_per_split = plan.keys_per_split;
+  params.block_heads = static_cast<int32_t>(plan.block_heads);
   params.cluster = static_cast<int32_t>(plan.cluster);
   if (can_pair && can_be_pairs(shape, plan, heads_per_block)) {
     params.cluster = 2;
@@ -336,7 +360,8 @@ Status run_sparse_mla_plan(const SparseMlaArgs& args, const DeviceInfo& device, 
   for (int64_t first = 0; first < shape.num_rows; first += plan.rows_per_launch) {
     const int64_t rows = std::min(plan.rows_per_launch, shape.num_rows - first);
     params.first_row = first;
-    LACUNA_RETURN_IF_ERROR(attend(params, device, where, rows * plan.num_splits * blocks_per_item));
+    LACUNA_RETURN_IF_ERROR(attend(params, device, where,
+                                  rows * plan.num_splits * head_blocks(shape, plan.block_heads)));
     if (plan.num_splits > 1 && params.cluster == 1) {
       LACUNA_RETURN_IF_ERROR(combine_splits(params, device, where, rows));
     }
