@@ -8,12 +8,17 @@ namespace lacuna::sm90 {
 // sparse_mla_small_head: what the model of split_kv.cc counts, in SM cycles. H200, 16 heads of 576,
 // 2026-12-01 (docs/kernels/sparse_mla_small_head.md). 2048 keys: 8 rows take 13.8 us with 8 splits
 // and 14.7 with 16; 32 rows 28.5 us with 4 splits and 32.1 with 2; 64 rows 51.8 us whole, 47.7 with
-// 2 splits, 42.8 with 2 splits in clusters; with 8 splits of 8 rows clusters take 14.9.
+// 2 splits, 42.8 with 2 splits in clusters; with 8 splits of 8 rows clusters take 14.9. 32 rows
+// with 3 splits in clusters 26.0, 28 rows with 4 23.0, without 27.6 and 25.3.
 inline constexpr int64_t kTaskCycles = 3000;        // list, first key, last output
 inline constexpr int64_t kTileCycles = 2300;        // a tile on its own
 inline constexpr int64_t kTilePairCycles = 3000;    // one for each consumer
 inline constexpr int64_t kNextTileCycles = 3100;    // as long as an SM alone takes
 inline constexpr int64_t kTileMemoryCycles = 4400;  // keys from HBM, all SMs reading
+// The same in clusters of two on more than half of the SMs. 2048 keys, 8, 16 and 32 heads: 32 rows
+// take 25.7, 27.6 and 33.4 us so, 38 rows 35.9, 36.8 and 38.6, and 29.4, 31.4 and 36.4 with 3
+// splits and a joining kernel; 1024 keys, 38 rows: 20.6, 21.3 and 22.8, and 18.9, 20.4 and 24.9.
+inline constexpr int64_t kNeighbourTileCycles = 3850;
 inline constexpr int64_t kClusterJoinCycles = 2500;
 inline constexpr int64_t kJoinCycles = 5000;  // a kernel more
 inline constexpr int64_t kJoinBytesPerCycle = 2500;

@@ -90,7 +90,12 @@ int64_t cycles(const PlanShape& shape, const SplitKv& split) {
   if (split.num_splits == 1) {
     return total;
   }
-  return total + (split.cluster ? kClusterJoinCycles : join_cycles(shape, tasks));
+  if (!split.cluster) {
+    return total + join_cycles(shape, tasks);
+  }
+  const bool neighbours = split.num_splits == 2 && 2 * tasks > shape.sm_count;
+  const int64_t gather = neighbours && tiles > 3 ? kTaskCycles + tiles * kNeighbourTileCycles : 0;
+  return std::max(total, gather) + kClusterJoinCycles;
 }
 
 // The fastest cut with runs; without any where there can be none. The shortest runs, one for each
