@@ -23,29 +23,31 @@ inline constexpr int64_t kClusterJoinCycles = 2500;
 inline constexpr int64_t kJoinCycles = 5000;  // a kernel more
 inline constexpr int64_t kJoinBytesPerCycle = 2500;
 
-// With fewer rows and fewer keys in all, cuda/sparse_mla_mma is faster, whose blocks start and end
-// sooner. H200, 2026-12-01, microseconds of it and of this kernel, 8, 16 and 32 heads of 576, cold:
-//    8 rows x 2048: 12.6 12.7   12.8 13.3   15.8 16.0
-//   16 rows x 2048: 18.6 17.6   19.3 19.0   24.1 23.1
-//   32 rows x 2048: 27.2 26.9   28.1 28.4   39.2 33.5
-//   64 rows x 2048: 45.3 43.0   46.0 45.1   71.6 49.3
-//  128 rows x 2048: 83.1 75.5   84.0 76.8  133.5 79.4
-//   32 rows x 640:  13.6 13.3   13.9 15.2   16.7 19.9
-//   48 rows x 640:  17.4 16.7   17.6 18.6   26.1 22.1
-//   96 rows x 640:  28.0 24.5   28.9 25.3   45.9 26.6
-//   32 rows x 128:   7.5  6.3    7.3  7.0    7.6  8.8
-//   96 rows x 128:   9.4  8.8   10.3  9.5   13.9 11.1
-//    8 rows x 8192: 27.3 27.9   28.3 30.4   41.0 35.9
+// With fewer rows cuda/sparse_mla_mma is faster, whose blocks start and end sooner. H200,
+// 2026-12-01, microseconds of it and of this kernel, 8, 16 and 32 heads of 576, cold:
+//    8 rows x 2048: 12.5 12.7   12.9 13.3   15.8 15.9
+//   16 rows x 640:   9.8 10.0   10.6 10.7   11.8 13.0
+//   16 rows x 2048: 18.4 17.6   19.1 18.6   24.1 21.6
+//   24 rows x 640:  10.6 10.8   11.3 11.8   15.9 15.0
+//   24 rows x 1024: 14.8 13.6   15.5 14.7   22.1 16.7
+//   24 rows x 8192: 67.3 63.4   68.0 64.4  132.4 66.8
+//   30 rows x 128:   5.3  6.2    6.1  6.7    7.5  8.4
+//   30 rows x 640:  11.6 12.3   12.2 13.4   16.4 15.9
+//   30 rows x 1024: 15.4 16.0   16.3 16.6   22.6 19.5
+//   32 rows x 128:   7.4  6.3    7.3  6.7    7.6  8.4
+//   32 rows x 2048: 26.9 25.4   27.9 26.4   39.1 29.2
+//   36 rows x 128:   7.5  6.4    7.8  6.9    9.1  8.6
+//   48 rows x 2048: 41.3 37.4   41.8 38.5   70.2 39.5
+// and earlier: 8 rows x 8192: 27.3 27.9   28.3 30.4   41.0 35.9
 struct SmallHeadPays {
   int64_t heads_max;
-  int64_t list_max;  // for lists of at most so many keys
-  int64_t keys_min;  // in all; or
-  int64_t rows_min;  // -1: more than half of the SMs, so that rows stay whole
+  int64_t rows_min;  // on 132 SMs; or
+  int64_t few_rows_min;
+  int64_t keys_min;  // in all, from few_rows_min rows on
 };
+inline constexpr int64_t kSmallHeadPaysSms = 132;
 inline constexpr SmallHeadPays kSmallHeadPays[] = {
-    {.heads_max = 8, .list_max = INT64_MAX, .keys_min = 98304, .rows_min = 16},
-    {.heads_max = 16, .list_max = 256, .keys_min = INT64_MAX, .rows_min = 32},
-    {.heads_max = 16, .list_max = INT64_MAX, .keys_min = 98304, .rows_min = -1},
-    {.heads_max = 32, .list_max = INT64_MAX, .keys_min = 30720, .rows_min = -1}};
+    {.heads_max = 16, .rows_min = 31, .few_rows_min = 16, .keys_min = 24576},
+    {.heads_max = 32, .rows_min = 33, .few_rows_min = 8, .keys_min = 17408}};
 
 }  // namespace lacuna::sm90

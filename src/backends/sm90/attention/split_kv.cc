@@ -136,9 +136,13 @@ bool prefers_small_head(const PlanShape& shape) {
   }
   const int64_t list = std::min(shape.list_width, shape.count_max);
   for (const SmallHeadPays& pays : kSmallHeadPays) {
-    if (shape.num_heads <= pays.heads_max && list <= pays.list_max) {
-      const int64_t rows_min = pays.rows_min < 0 ? shape.sm_count / 2 + 1 : pays.rows_min;
-      return shape.num_rows >= rows_min || product(shape.num_rows, list) >= pays.keys_min;
+    if (shape.num_heads <= pays.heads_max) {
+      const auto of_device = [&](int64_t rows) {
+        return ceil_div(rows * shape.sm_count, kSmallHeadPaysSms);
+      };
+      return shape.num_rows >= of_device(pays.rows_min) ||
+             (shape.num_rows >= of_device(pays.few_rows_min) &&
+              product(shape.num_rows, list) >= pays.keys_min);
     }
   }
   return false;
