@@ -111,11 +111,13 @@ SplitKv best_runs(const PlanShape& shape, int64_t tiles, const char* reason) {
   const int64_t shortest =
       std::max(ceil_div(rows * tiles, shape.sm_count), ceil_div(tiles, kSplitsMax - 1));
   for (int64_t length = shortest; length < tiles; length *= 2) {
-    // The next longer of which a row is a multiple, perhaps: then no run has two parts.
+    // And the next longer, if a row is a multiple of it: then no run has two parts.
     for (const int64_t tried : {length, ceil_div(tiles, tiles / length)}) {
+      if (tried != length && (tried == tiles || tiles % tried != 0)) {
+        continue;
+      }
       const SplitKv split = cut_last_wave(shape, tiles, tried, reason);
-      if (tried < tiles &&
-          (best.runs.num_runs == 0 || cycles(shape, split) < cycles(shape, best))) {
+      if (best.runs.num_runs == 0 || cycles(shape, split) < cycles(shape, best)) {
         best = split;
       }
     }
