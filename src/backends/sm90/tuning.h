@@ -19,6 +19,9 @@ inline constexpr int64_t kTileMemoryCycles = 4400;  // keys from HBM, all SMs re
 // take 25.7, 27.6 and 33.4 us so, 38 rows 35.9, 36.8 and 38.6, and 29.4, 31.4 and 36.4 with 3
 // splits and a joining kernel; 1024 keys, 38 rows: 20.6, 21.3 and 22.8, and 18.9, 20.4 and 24.9.
 inline constexpr int64_t kNeighbourTileCycles = 3850;
+// The same in clusters of three and four, which leave SMs idle: 32 rows of 8192 keys, 8 and 32
+// heads, take 81.4 and 85.8 us in clusters of three, 78.3 and 88.2 with 4 splits.
+inline constexpr int64_t kFewBlocksTileCycles = 3380;
 inline constexpr int64_t kClusterJoinCycles = 2500;
 inline constexpr int64_t kJoinCycles = 5000;  // a kernel more
 inline constexpr int64_t kJoinBytesPerCycle = 2500;
@@ -26,6 +29,7 @@ inline constexpr int64_t kJoinBytesPerCycle = 2500;
 // With fewer rows cuda/sparse_mla_mma is faster, whose blocks start and end sooner. H200,
 // 2026-12-01, microseconds of it and of this kernel, 8, 16 and 32 heads of 576, cold:
 //    8 rows x 2048: 12.5 12.7   12.9 13.3   15.8 15.9
+//    8 rows x 2176:                         16.5 20.3
 //   16 rows x 640:   9.8 10.0   10.6 10.7   11.8 13.0
 //   16 rows x 2048: 18.4 17.6   19.1 18.6   24.1 21.6
 //   24 rows x 640:  10.6 10.8   11.3 11.8   15.9 15.0
@@ -48,6 +52,6 @@ struct SmallHeadPays {
 inline constexpr int64_t kSmallHeadPaysSms = 132;
 inline constexpr SmallHeadPays kSmallHeadPays[] = {
     {.heads_max = 16, .rows_min = 31, .few_rows_min = 16, .keys_min = 24576},
-    {.heads_max = 32, .rows_min = 33, .few_rows_min = 8, .keys_min = 17408}};
+    {.heads_max = 32, .rows_min = 33, .few_rows_min = 8, .keys_min = 20480}};
 
 }  // namespace lacuna::sm90

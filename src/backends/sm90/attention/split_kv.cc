@@ -93,9 +93,13 @@ int64_t cycles(const PlanShape& shape, const SplitKv& split) {
   if (!split.cluster) {
     return total + join_cycles(shape, tasks);
   }
-  const bool neighbours = split.num_splits == 2 && 2 * tasks > shape.sm_count;
-  const int64_t gather = neighbours && tiles > 3 ? kTaskCycles + tiles * kNeighbourTileCycles : 0;
-  return std::max(total, gather) + kClusterJoinCycles;
+  int64_t tile_cycles = 0;
+  if (split.num_splits > 2) {
+    tile_cycles = kFewBlocksTileCycles;
+  } else if (2 * tasks > shape.sm_count && tiles > 3) {
+    tile_cycles = kNeighbourTileCycles;
+  }
+  return std::max(total, kTaskCycles + tiles * tile_cycles) + kClusterJoinCycles;
 }
 
 // The fastest cut with runs; without any where there can be none. The shortest runs, one for each
