@@ -827,6 +827,7 @@ __device__ __forceinline__ void attend_split(const SparseMlaParams& p, char* blo
     // The warp's slab is used, and its part of the rope was before the team last met. Two blocks of
     // one team on an SM are best refilled right away.
     if constexpr (!kFp8 && kTeams == 1) {
+      __syncwarp();  // every lane has read
       valid_keys = valid_keys << 1 | (gather.is_valid() ? 1 : 0);
       if (tile + kStages < num_tiles) {
         gather.copy_slab(stage);
