@@ -270,40 +270,34 @@ std::vector<SparseMlaCase> sparse_mla_cases() {
           "wideout");
     }
   }
-  // Some rows more than a GPU has SMs, 132 of a large Hopper.
-  add({.rows = 133, .heads = 8, .width = 640, .list = ListPattern::kHostile}, "lastwave");
-  add({.rows = 142,
-       .heads = 5,
-       .width = 1030,
-       .counts = CountPattern::kHostile,
-       .out_heads_wide = 8,
-       .lse_head_major = true},
-      "lastwave");
-  add({.rows = 150,
-       .heads = 24,
-       .width = 333,
-       .layout = kNope,
-       .counts = CountPattern::kRagged,
-       .sink = true},
-      "lastwave");
-  add({.rows = 160, .heads = 16, .width = 450, .list = ListPattern::kEmptyRows}, "lastwave");
-  // Splits of a row that are a cluster of three or four on 132 SMs.
-  add({.rows = 26, .heads = 8, .width = 450, .list = ListPattern::kHostile}, "clusters");
-  add({.rows = 36,
-       .heads = 5,
-       .width = 1030,
-       .counts = CountPattern::kHostile,
-       .out_heads_wide = 8,
-       .lse_head_major = true},
-      "clusters");
-  add({.rows = 28,
-       .heads = 24,
-       .width = 450,
-       .layout = kNope,
-       .counts = CountPattern::kRagged,
-       .sink = true},
-      "clusters");
-  add({.rows = 32, .heads = 16, .width = 192, .list = ListPattern::kEmptyRows}, "clusters");
+  // Cuts that depend on the number of SMs, 132 of a large Hopper: some rows more than SMs, and
+  // splits of a row that are a cluster of three or four.
+  struct Cut {
+    const char* label;
+    int64_t rows[4];
+    int64_t widths[4];
+  };
+  for (const Cut& cut : {Cut{"lastwave", {133, 142, 150, 160}, {640, 1030, 333, 450}},
+                         Cut{"clusters", {26, 36, 28, 32}, {450, 1030, 450, 192}}}) {
+    add({.rows = cut.rows[0], .heads = 8, .width = cut.widths[0], .list = ListPattern::kHostile},
+        cut.label);
+    add({.rows = cut.rows[1],
+         .heads = 5,
+         .width = cut.widths[1],
+         .counts = CountPattern::kHostile,
+         .out_heads_wide = 8,
+         .lse_head_major = true},
+        cut.label);
+    add({.rows = cut.rows[2],
+         .heads = 24,
+         .width = cut.widths[2],
+         .layout = kNope,
+         .counts = CountPattern::kRagged,
+         .sink = true},
+        cut.label);
+    add({.rows = cut.rows[3], .heads = 16, .width = cut.widths[3], .list = ListPattern::kEmptyRows},
+        cut.label);
+  }
   for (const KvLayout& layout : {kV32, kFp8}) {
     add({.rows = 5,
          .heads = 16,

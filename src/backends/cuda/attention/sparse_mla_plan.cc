@@ -116,7 +116,8 @@ bool can_be_pairs(const PlanShape& shape, const SplitPlan& plan, int64_t heads_p
          product(2 * head_blocks(shape, heads_per_block), shape.num_rows) <= shape.sm_count;
 }
 
-// How cuda/sparse_mla_mma would cut a call: its blocks serve as many heads as a plan counts as one.
+// How cuda/sparse_mla_mma would cut a call: its blocks serve as many heads as a plan counts as one,
+// or 8.
 std::string describe_mma(const SparseMlaArgs& args, const DeviceInfo& device) {
   const PlanShape shape = plan_shape(args, device);
   const std::string where = ", on " + std::to_string(device.sm_count) + " SMs";
